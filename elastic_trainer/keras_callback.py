@@ -196,7 +196,7 @@ class ElasticTraining(keras.callbacks.Callback):
         batch = Batch(lambda: inputs, targets, weights)
         trainer = self._trainer or self._begin(task, batch)
         self._recent.append(batch)
-        if trainer.scheme.is_due(trainer.history.step) and not task.has_same_variables:
+        if trainer.history.step in trainer.scheme.due and not task.has_same_variables:
             raise UserError("layers were frozen or freed during fit; compile the model after that, and call fit again")
         if self._is_stale:
             self._is_stale = not trainer.training.refresh()

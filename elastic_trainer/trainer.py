@@ -28,7 +28,8 @@ from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.summary import run_results
-from elastic_trainer.selection.budget import feature_misses, make_budget
+from elastic_trainer.selection.budget import feature_misses
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
@@ -131,7 +132,8 @@ class Trainer:
             if not self._has_started:
                 self._begin()
             while not self.is_finished and (until_step is None or history.step < until_step):
-                epoch, (start, end) = len(history.epochs), self.schedule.steps_of(len(history.epochs))
+                epoch = len(history.epochs)
+                start, end = self.schedule.start_of(epoch), self.schedule.start_of(epoch + 1)
                 if not history.results:
                     self._begin_epoch(epoch)
                 count = min(end, end if until_step is None else until_step) - history.step
@@ -143,7 +145,7 @@ class Trainer:
                             self.step(batch)
                             if self._is_ended():
                                 break
-                if history.step >= self.schedule.steps_of(epoch)[1] or history.is_stopped or history.out_of_time:
+                if history.step >= self.schedule.start_of(epoch + 1) or history.is_stopped or history.out_of_time:
                     self._end_epoch()
             if not self.is_finished:
                 return None
@@ -204,7 +206,7 @@ class Trainer:
         """Select if that is due, then train on one batch."""
         history, number = self.history, self.history.step
         self._notify("on_train_batch_begin", number)
-        if self.scheme.is_due(number):
+        if number in self.scheme.due:
             with history.clocks.running("selection"):
                 self._select()
         elif not self.training.is_adopted:

@@ -6,7 +6,7 @@ import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
 
 EPOCHS, STEPS = 3, 6  # of the runs below

@@ -7,7 +7,7 @@ from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model, ma
 import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import NetworkSettings, Settings
 
 SETTINGS = NetworkSettings(

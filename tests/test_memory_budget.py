@@ -17,7 +17,7 @@ from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
 from elastic_trainer.selection.schemes import SchemeContext

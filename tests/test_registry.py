@@ -37,7 +37,7 @@ from elastic_trainer.registry import (
 )
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.selection.select import select_upper_part

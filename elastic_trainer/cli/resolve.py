@@ -26,16 +26,10 @@ from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.options import duration_text
 from elastic_trainer.registry import DATASETS, EXPORTERS, RETIMED, SCHEMES
 from elastic_trainer.runs.reader import is_run
-from elastic_trainer.selection.budget import (
-    DEADLINE_RHO,
-    DeadlineBudget,
-    DeadlineTooShortError,
-    RhoBudget,
-    TimeBudget,
-    make_budget,
-)
+from elastic_trainer.selection.budget import RhoBudget, TimeBudget
+from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, RunTime
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
-from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification

@@ -12,7 +12,7 @@ are measured again:
 The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). What
 it takes to make its cached features counts, spread over the steps that use them. Large tensors seldom fill a budget, so
 what a selection leaves unused is added to the next one's, and what it took beyond its budget, as measured since, is
-subtracted. With a deadline (`DeadlineBudget`), rho follows from the time left and the speed of the latest steps. In the
+subtracted. With a deadline (`deadline.py`), rho follows from the time left and the speed of the latest steps. In the
 paper (section 5) nothing is measured again; its published system misses rho by up to 11 points.
 """
 
@@ -21,18 +21,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.options import duration_text
-from elastic_trainer.selection.run_time import VALIDATION_MARGIN, RunTime
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan
 from elastic_trainer.settings import Settings
@@ -48,62 +43,33 @@ LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how
 # interval of less than 25 steps has one for every five, and at least one.
 GRADIENT_PASSES = (5, 15)
 MIN_CACHE_SAVING = 0.1  # of what the prefix takes; less is within the error of the timing table
-DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen: a larger one led to no better model (docs/results.md)
-# Shares of the time left that are kept in reserve before a deadline. Until steps are measured, they may take 16 % more
-# than predicted (docs/log/deadlines.md), and a run that is stopped loses the end of its learning-rate schedule.
-DEADLINE_RESERVE, FIRST_RESERVE = 0.02, 0.1
-FIRST_STEPS = 5  # whose median time is the speed at which the export's time was measured
-
-
-class DeadlineTooShortError(UserError):
-    """A deadline leaves too little time even to train the head alone."""
 
 
 class Progress(NamedTuple):
-    """The state of a run when a selection may be due.
+    """The state of a run when a selection may be due."""
 
-    Attributes:
-        epoch, epochs: the current epoch, counted from 0, and how many there are.
-        step, total_steps: steps done, and in all.
-        elapsed_seconds: wall time of the run so far, everything included.
-        step_ms: measured steps since the last selection.
-        slowdowns: by each gradient pass since the last selection, at even distances; before the first, by passes just
-            now.
-        overhead_ms: mean time of a step beyond its own (data, records).
-        validation_seconds: of the latest validations, with the records and the saving that belong to them.
-        selection_seconds: mean time of a selection; None before the first.
-        slowdown: when the last selection was made; None before the first.
-        features_possible: whether features of the frozen prefix can be cached now.
-        feature_steps: latest steps that used the features of one selection; 0 if the last step used none.
-        caching_ms: what making features took since the last selection.
-        steps_per_epoch: of a complete epoch.
-        first_model_seconds: what fitting and saving the model before training took; 0 if there was none.
-    """
-
-    epoch: int = 0
+    epoch: int = 0  # the current one, counted from 0
     epochs: int = 1
-    step: int = 0
+    step: int = 0  # steps done
     total_steps: int = 1
-    elapsed_seconds: float = 0.0
-    step_ms: Sequence[float] = ()
-    slowdowns: Sequence[float] = ()
-    overhead_ms: float = 0.0
-    validation_seconds: Sequence[float] = ()
-    selection_seconds: float | None = None
-    slowdown: float | None = None
-    features_possible: bool = False
-    feature_steps: int = 0
-    caching_ms: float = 0.0
-    steps_per_epoch: int = 1
-    first_model_seconds: float = 0.0
+    elapsed_seconds: float = 0.0  # wall time of the run so far, everything included
+    step_ms: Sequence[float] = ()  # measured steps since the last selection
+    slowdowns: Sequence[float] = ()  # of gradient passes since then, evenly spread; before the first, of some just now
+    overhead_ms: float = 0.0  # mean time of a step beyond its own (data, records)
+    validation_seconds: Sequence[float] = ()  # of the latest validations, with their records and what they save
+    selection_seconds: float | None = None  # mean time of a selection; None before the first
+    slowdown: float | None = None  # when the last selection was made; None before the first
+    features_possible: bool = False  # whether features of the frozen prefix can be cached now
+    feature_steps: int = 0  # latest steps that used the features of one selection; 0 if the last step used none
+    caching_ms: float = 0.0  # what making features took since the last selection
+    steps_per_epoch: int = 1  # of a complete epoch
+    first_model_seconds: float = 0.0  # what fitting and saving the model before training took; 0: there was none
 
 
 class Allowance(NamedTuple):
-    """What the next selection may cost.
+    """What the next selection may cost; `slowdown` and `correction` as in the module's header.
 
-    Attributes:
-        rho: step time over that of full training as it would run now; see `RhoBudget` for what is carried over.
-        slowdown, correction: see the module's header.
+    `rho` is the step time over that of full training as it would run now, with what `RhoBudget` carries over.
     """
 
     rho: float
@@ -117,12 +83,9 @@ class Allowance(NamedTuple):
 
 
 def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> float:
-    """Step time of training the head alone over a full step's.
+    """Step time of training the head alone, bool [N] over `model.trainable_variables`, over a full step's.
 
-    Args:
-        table: timing table of the network.
-        head: bool [N] over `model.trainable_variables`.
-        misses: of cached features, see `timing.fit`; 1 without any.
+    `misses` of cached features as in `timing.fit`; 1 without any.
     """
     if head.all():
         return 1.0
@@ -130,13 +93,13 @@ def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> f
 
 
 class TimeBudget:
-    """What the selections of one run may cost.
+    """What the selections of one run may cost; arguments as of `smallest_rho`."""
 
-    Args:
-        table: timing table of the network.
-        head: bool [N] over `model.trainable_variables`, what is always trained.
-        misses: as for `smallest_rho`.
-    """
+    kept: ClassVar = {
+        "correction": "correction",
+        "_step_ms": "step_ms",
+        "_caching_ms": "making_ms",
+    }  # names in a checkpoint
 
     def __init__(self, table: TimingTable, head: np.ndarray, misses: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
@@ -156,22 +119,20 @@ class TimeBudget:
         """How many steps the run can have in all at the speed of the latest ones; None if nothing limits them."""
         return None
 
-    def over_prediction(self, step_ms: Sequence[float]) -> list[float]:
-        """Times of the latest of these steps over the table's prediction for them; empty before the first plan."""
-        return [ms / self._step_ms for ms in step_ms[-LATEST_STEPS:]] if self._step_ms else []
-
     def adopt(self, plan: Plan) -> None:
         """Note that the tensors of `plan` train from now on."""
         self.mask, self._step_ms, self._caching_ms = plan.mask, plan.step_ms, plan.caching_ms
 
     def to_record(self) -> dict[str, float]:
         """What a checkpoint keeps of it, besides the mask."""
-        return {"correction": self.correction, "step_ms": self._step_ms, "making_ms": self._caching_ms}
+        values = {key: getattr(self, name) for name, key in self.kept.items()}
+        return {key: value for key, value in values.items() if value is not None}
 
     def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
         """Continue from what `to_record` returned while bool [N] `mask` trained."""
-        self.mask, self.correction = mask, record["correction"]
-        self._step_ms, self._caching_ms = record["step_ms"], record["making_ms"]
+        self.mask = mask
+        for name, key in self.kept.items():
+            setattr(self, name, record.get(key, getattr(type(self), name, None)))
 
 
 class RhoBudget(TimeBudget):
@@ -184,6 +145,8 @@ class RhoBudget(TimeBudget):
     Raises:
         UserError: even training the head alone takes more.
     """
+
+    kept: ClassVar = {**TimeBudget.kept, "_allowed": "allowed"}
 
     def __init__(self, table: TimingTable, head: np.ndarray, rho: float, misses: float = 1.0) -> None:
         super().__init__(table, head, misses)
@@ -209,162 +172,6 @@ class RhoBudget(TimeBudget):
             self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
         return Allowance(self._allowed, latest_slowdown(progress), self.correction)
 
-    def to_record(self) -> dict[str, float]:
-        return {**super().to_record(), "allowed": self._allowed}
-
-    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
-        self._allowed = record["allowed"]
-        super().resume(record, mask)
-
-
-class DeadlineBudget(TimeBudget):
-    """Steps that end all of training, validation included, `seconds` after the start of the program.
-
-    Args:
-        table, head, misses: as of `TimeBudget`.
-        seconds: wall time from the start of the program.
-        schedule: of the run.
-        selection_steps: steps, counted from 0, before which a selection is due.
-        run_time: what the run takes beside its steps.
-        elapsed: seconds that have passed before training starts.
-
-    Raises:
-        DeadlineTooShortError: even training the head alone takes longer.
-    """
-
-    def __init__(
-        self,
-        table: TimingTable,
-        head: np.ndarray,
-        seconds: float,
-        schedule: Schedule,
-        selection_steps: Sequence[int],
-        run_time: RunTime,
-        misses: float = 1.0,
-        elapsed: float = 0.0,
-    ) -> None:
-        super().__init__(table, head, misses)
-        self._all_seconds, self._selection_steps, self._run_time = seconds, selection_steps, run_time
-        self._first_ratio: float | None = None  # of the first steps' times in this process over the table's prediction
-        self._max_rho, self._total_steps = 1.0, schedule.total_steps
-        self._most_steps: int | None = None  # of a run whose length follows from the time
-        start = Progress(epochs=schedule.epochs, total_steps=schedule.total_steps)
-        training = schedule.total_steps * self.smallest_rho * table.full_step_ms / 1e3
-        shortest = elapsed + training / (1 - DEADLINE_RESERVE) + self._beside_steps(start, 1.0, training) + run_time.end
-        if seconds < shortest:
-            raise DeadlineTooShortError(
-                f"--deadline {duration_text(seconds)}: training the head alone for {schedule.total_steps} steps takes "
-                f"about {duration_text(shortest)} here; give more time or fewer --num_epochs"
-            )
-
-    def allow(self, progress: Progress) -> Allowance:
-        """The time left over what full training would need for the steps left; at most 1, at least the head alone.
-
-        A slower device and a wrong prediction need the same answer here, so the latest steps stand for both.
-        """
-        ratio = statistics.median(self.over_prediction(progress.step_ms) or [latest_slowdown(progress)])
-        left = self._seconds(progress) - progress.elapsed_seconds
-        reserve = DEADLINE_RESERVE if progress.step_ms else FIRST_RESERVE
-        left = left * (1 - reserve) - self._beside_steps(progress, ratio, left)
-        steps = progress.total_steps - progress.step
-        if self._most_steps is not None:  # the largest rho that leaves time for an epoch; the length follows from it
-            steps = min(steps, progress.steps_per_epoch)
-        step_ms = 1e3 * left / max(steps, 1) - progress.overhead_ms
-        rho = step_ms / (self.table.full_step_ms * ratio)
-        return Allowance(min(max(rho, self.smallest_rho), self._max_rho), ratio)
-
-    def limit_rho(self, rho: float) -> None:
-        """Use no more time than steps of `rho` take, unless the head alone takes more."""
-        self._max_rho = max(rho, self.smallest_rho)
-
-    def lengthen_to(self, steps: int) -> None:
-        """Let the length of the run follow from the time, up to `steps` in all, instead of rho."""
-        self._most_steps = max(steps, self._total_steps)
-
-    def to_record(self) -> dict[str, float]:
-        record = {**super().to_record(), "max_rho": self._max_rho}
-        return record if self._most_steps is None else {**record, "most_steps": self._most_steps}
-
-    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
-        self._max_rho = record.get("max_rho", 1.0)
-        self._most_steps = int(record["most_steps"]) if "most_steps" in record else None
-        super().resume(record, mask)
-
-    def fitting_steps(self, progress: Progress) -> int | None:
-        if not progress.step_ms:
-            return None
-        validation = later = statistics.median(progress.validation_seconds or [0.0])
-        if len(progress.validation_seconds) == 1:  # the first also compiles, and makes features
-            later = min(validation, self._run_time.validation * (progress.slowdown or 1.0))
-        pace = (statistics.median(progress.step_ms[-LATEST_STEPS:]) + progress.overhead_ms) / 1e3
-        epoch = pace * progress.steps_per_epoch
-        pace += replace(self._run_time, validation=later).earlier_validations(1, epoch) / progress.steps_per_epoch
-        due = [step for step in self._selection_steps if step >= progress.step]
-        left = (self._seconds(progress) - progress.elapsed_seconds) * (1 - DEADLINE_RESERVE)
-        left -= VALIDATION_MARGIN * validation + self._averaging(progress)
-        left -= self._making_seconds(progress, min(due, default=progress.total_steps))
-        for selections in range(len(due) + 1):
-            training = left - selections * (progress.selection_seconds or 0.0)
-            steps = progress.step + max(int(training / pace), 0)
-            if sum(step < steps for step in due) <= selections:
-                break
-        return min(steps, self._most_steps or self._total_steps)
-
-    def is_out_of_time(self, progress: Progress, selection_is_due: bool) -> bool:
-        """As of `TimeBudget`. A gradient pass after that step, and the slower first step of a new graph, must fit into
-        the margin."""
-        if progress.validation_seconds:
-            needed = VALIDATION_MARGIN * max(progress.validation_seconds)
-        else:
-            first = VALIDATION_MARGIN * self._run_time.validation + self._run_time.compiling
-            needed = first * (progress.slowdown or 1.0)
-        needed += sum(progress.step_ms[-1:]) / 1e3 + self._averaging(progress)
-        if selection_is_due:
-            needed += progress.selection_seconds or 0.0
-        return progress.elapsed_seconds + needed > self._seconds(progress)
-
-    def _seconds(self, progress: Progress) -> float:
-        """When training must have ended, so that what follows it ends in time."""
-        return self._all_seconds - self._run_time.end * self._slowdown(progress)
-
-    def _slowdown(self, progress: Progress) -> float:
-        """How much slower steps are now than the first ones of this process; at least 1."""
-        ratios = self.over_prediction(progress.step_ms)
-        if self._first_ratio is None:
-            self._first_ratio = statistics.median(ratios) if len(ratios) >= FIRST_STEPS else None
-            return 1.0
-        return max(statistics.median(ratios) / self._first_ratio, 1.0) if ratios else 1.0
-
-    def _averaging(self, progress: Progress) -> float:
-        """What averaging the head takes: as much as the first model, if this run has fitted one."""
-        if not self._run_time.averaging:
-            return 0.0
-        measured = VALIDATION_MARGIN * progress.first_model_seconds * self._slowdown(progress)
-        return measured or self._run_time.averaging * (progress.slowdown or 1.0)
-
-    def _making_seconds(self, progress: Progress, end: int) -> float:
-        """What making features still takes until step `end`, before which the next selection is due."""
-        start = max((step for step in self._selection_steps if step < progress.step), default=0)
-        planned_ms = self._caching_ms * (progress.slowdown or 1.0) * (end - start)
-        return max(planned_ms - progress.caching_ms, 0.0) / 1e3
-
-    def _beside_steps(self, progress: Progress, slowdown: float, left: float) -> float:
-        """What all but the steps takes of the seconds `left`: as measured, else by the table at this slowdown."""
-        table, has_started = self._run_time, progress.step > 0
-        selecting = progress.selection_seconds
-        validations = progress.validation_seconds or [table.validation * slowdown]
-        now = replace(
-            table,
-            validation=statistics.median(validations),
-            selection=table.selection * slowdown if selecting is None else selecting,
-            compiling=table.compiling * slowdown if selecting is None else 0.0,
-            first_model=0.0 if has_started else table.first_model * slowdown,
-            averaging=self._averaging(progress) if has_started else table.averaging * slowdown,
-        )
-        selections = sum(progress.step <= step < progress.total_steps for step in self._selection_steps)
-        reserve = (VALIDATION_MARGIN - 1) * now.validation  # for the last one
-        return now.beside(progress.epochs - progress.epoch, selections, left) + reserve
-
 
 def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
     """`misses` (`timing.fit`) of this many steps, after `cached_steps` on the same features.
@@ -383,40 +190,10 @@ def first_misses(data: ShuffledData, settings: Settings) -> float:
     return 1.0 if settings.feature_cache == "off" else feature_misses(data, steps)
 
 
-def make_budget(
-    model: keras.Model,
-    data: ShuffledData,
-    settings: Settings,
-    table: TimingTable,
-    elapsed: float = 0.0,
-    export_seconds: float = 0.0,
-    head: np.ndarray | None = None,
-) -> TimeBudget:
-    """The time budget that `settings` ask for.
-
-    Args:
-        model, data, settings, table: of the run.
-        elapsed: seconds of a deadline that have passed before training starts.
-        export_seconds: of a deadline, kept for the export.
-        head: as of `TimeBudget`; by default that of the model.
-
-    Raises:
-        UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
-    """
-    head, misses = head_mask(model) if head is None else head, first_misses(data, settings)
-    if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho, misses)
-    schedule = Schedule.of(settings, data.steps_per_epoch)
-    selection_steps = schedule.selection_steps(settings.interval)
-    run_time = RunTime.of(table, data, settings, export_seconds)
-    return DeadlineBudget(table, head, settings.deadline, schedule, selection_steps, run_time, misses, elapsed)
-
-
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
-    """Steps, counted from 1, after which a gradient pass is timed: at even distances in each interval.
+    """Steps, counted from 1, after which a gradient pass is timed, evenly spread over each interval.
 
-    Args:
-        ends: 0, and the last step of each interval.
+    `ends` are 0 and the last step of each interval.
     """
     found = set()
     for start, end in pairwise(ends):

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import IMPORTANCES
 from elastic_trainer.selection.budget import (
     GRADIENT_PASSES,
     Allowance,
     Progress,
+    RhoBudget,
     TimeBudget,
     feature_misses,
+    first_misses,
     gradient_pass_steps,
 )
+from elastic_trainer.selection.deadline import DeadlineBudget, RunTime
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
-from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_head, select_tensors
+from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.settings import Settings
 from elastic_trainer.task import Task
+from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.training.state import TrainState
 
 
@@ -36,17 +42,10 @@ class ElasticScheme(Scheme):
     A subclass may override `keep`, the rule by which the current selection stays, and `plan`, when selections are due.
 
     Args:
-        task: what is trained.
-        data: gives the batches that importance is measured on.
-        settings: of the run.
+        task, data, settings: of the run.
         budget: what a selection may cost, see `make_budget`.
-        importance: makes the Tensor Importance Evaluator, from the network and the batch size.
+        importance: makes the Tensor Importance Evaluator, from the task and the batch size.
         select: the Tensor Selector, with the arguments of `select_tensors`.
-
-    Attributes:
-        data, settings, budget: as given.
-        table: the timing table of the budget.
-        head: bool [N] over `model.trainable_variables`, what always trains.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class ElasticScheme(Scheme):
         with _timed(seconds, "importance"):
             # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
             # optimizer would make, and the gradient g after it.
-            batches = self.data.importance_batches(self._due[progress.step], self.settings.importance_batches)
+            batches = self.data.importance_batches(self.due[progress.step], self.settings.importance_batches)
             importance = self._evaluator.importance(state.optimizer, batches)
             # The budget (section 5): ρ·T_full. It is corrected by how slow the device is now, and by how long the
             # latest steps took: `RhoBudget.allow`, or `DeadlineBudget.allow`.
@@ -117,25 +116,19 @@ class ElasticScheme(Scheme):
         return keep_if_close(self.table, best, current, misses, changing_ms)
 
     def plan(self, schedule: Schedule) -> None:
-        self.select_before(schedule.selection_steps(self.settings.interval), schedule.total_steps)
-
-    def select_before(self, steps: Sequence[int], end: int) -> None:
-        """Select before these steps from now on; what is selected last trains until step `end`."""
-        self._due = {step: index for index, step in enumerate(steps)}
-        self._ends = [*steps, end]
+        steps = schedule.selection_steps(self.settings.interval)
+        self.due: dict[int, int] = {step: index for index, step in enumerate(steps)}
+        self._ends = [*steps, schedule.total_steps]
         # Gradient passes must be compiled. That pays where later selections use what they measure.
         is_used = len(steps) > 1 or self._evaluator.reads_gradients
         self._measures_speed = self._passes_fit and self.settings.correct_budget and is_used
         self.pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
-    def is_due(self, step: int) -> bool:
-        return step in self._due
-
     def slowdown(self, batch: Batch) -> float:
         return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
 
     def is_out_of_time(self, progress: Progress) -> bool:
-        return self.budget.is_out_of_time(progress, self.is_due(progress.step))
+        return self.budget.is_out_of_time(progress, progress.step in self.due)
 
     def fitting_steps(self, progress: Progress) -> int | None:
         return self.budget.fitting_steps(progress)
@@ -153,7 +146,7 @@ class ElasticScheme(Scheme):
 
     def _steps(self, progress: Progress) -> int:
         """How many steps train what is selected now."""
-        return self._ends[self._due[progress.step] + 1] - progress.step
+        return self._ends[self.due[progress.step] + 1] - progress.step
 
     def _with_speed(self, progress: Progress, batch: Batch) -> Progress:
         """`progress` with gradient passes on `batch` if none were measured, or without any if speed is not measured."""
@@ -166,7 +159,8 @@ class ElasticScheme(Scheme):
 
     def _limits(self, progress: Progress) -> tuple[Any, ...]:
         """The further arguments of the Tensor Selector."""
-        misses = feature_misses(self.data, self._steps(progress)) if progress.features_possible else 1.0
+        uses_features = progress.features_possible and self._room_mb > 0
+        misses = feature_misses(self.data, self._steps(progress)) if uses_features else 1.0
         limits = self.settings.time_resolution, misses
         if self._room_mb == math.inf:
             return limits
@@ -233,7 +227,7 @@ class ElasticScheme(Scheme):
         now_mb, head_mb = min(self._room_mb, table.predict_mb(plan.mask)), table.predict_mb(self.head)
         self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
         if self._room_mb < head_mb + 1:
-            self._select_tensors = select_head
+            self._room_mb = 0.0  # the head alone, without features
         return True
 
 
@@ -243,6 +237,34 @@ def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[part] += time.perf_counter() - start
+
+
+def make_budget(
+    model: keras.Model,
+    data: ShuffledData,
+    settings: Settings,
+    table: TimingTable,
+    elapsed: float = 0.0,
+    export_seconds: float = 0.0,
+    head: np.ndarray | None = None,
+) -> TimeBudget:
+    """The time budget that `settings` ask for.
+
+    Args:
+        model, data, settings, table: of the run.
+        elapsed: seconds of a deadline that have passed before training starts.
+        export_seconds: of a deadline, kept for the export.
+        head: as of `TimeBudget`; by default that of the model.
+
+    Raises:
+        UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
+    """
+    head, misses = head_mask(model) if head is None else head, first_misses(data, settings)
+    if settings.deadline is None:
+        return RhoBudget(table, head, settings.rho, misses)
+    schedule = Schedule.of(settings, data.steps_per_epoch)
+    due, run_time = schedule.selection_steps(settings.interval), RunTime.of(table, data, settings, export_seconds)
+    return DeadlineBudget(table, head, settings.deadline, schedule, due, run_time, misses, elapsed)
 
 
 def elastic_scheme(

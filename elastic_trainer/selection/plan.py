@@ -10,10 +10,10 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.selection.budget import first_misses
+from elastic_trainer.selection.deadline import RunTime
 from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
-from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Plan, select_tensors, select_upper_part
+from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 
@@ -24,26 +24,21 @@ COMPARED_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
     """What elastic training would select from `table`, a row for each rho, without and with cached features.
 
-    Args:
-        table: of a network with N trainable tensors.
-        head: bool [N], the tensors that always train.
-        importance: [N].
+    Bool [N] `head` always trains; `importance` is [N].
     """
     yield f"      {'without cached features':>34}  {'with cached features':>34}"
     columns = f"{'predicted':>12}{'over full':>11}{'tensors':>11}"
     yield f" rho  {columns}  {columns}"
     for rho in PLANNED_RHOS:
-        yield f"{rho:.2f}  " + "  ".join(_planned(table, head, importance, rho, misses) for misses in (1.0, 0.0))
-
-
-def _planned(table: TimingTable, head: np.ndarray, importance: np.ndarray, rho: float, misses: float) -> str:
-    """Predicted step, that over a full one, and the number of tensors; or that `rho` is too small for the head."""
-    if table.predict_ms(head, misses) > rho * table.full_step_ms:
-        return f"{'not feasible':>34}"
-    selection = select_tensors(table, importance, head, rho, misses=misses)
-    step_ms = table.predict_ms(selection.mask, misses)
-    count = f"{int(selection.mask.sum())} of {len(head)}"
-    return f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"
+        cells = []
+        for misses in (1.0, 0.0):
+            cell = "not feasible"  # even the head alone takes more
+            if table.predict_ms(head, misses) <= rho * table.full_step_ms:
+                mask = select_tensors(table, importance, head, rho, misses=misses).mask
+                step_ms, count = table.predict_ms(mask, misses), f"{int(mask.sum())} of {len(head)}"
+                cell = f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"
+            cells.append(f"{cell:>34}")
+        yield f"{rho:.2f}  {'  '.join(cells)}"
 
 
 def run_plan_lines(
@@ -77,16 +72,18 @@ def run_plan_lines(
     columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
     yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
     room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
+    misses, batches = first_misses(data, settings), feature_batches(data, settings)
+    is_too_large = room_mb < math.inf and table.predict_mb(head) > room_mb
     for each in sorted({rho, *others}):
         mark = "→" if each == rho else " "
-        plan = _fitting_plan(table, head, data, settings, each, room_mb)
-        if plan is None:
+        if is_too_large or (each < 1 and table.predict_ms(head, misses) > each * table.full_step_ms):
             yield f"{mark} {each:.2f}  {'not feasible':>10}"
             continue
+        plan = select_upper_part(table, np.zeros(len(head)), head, each, None, misses, room_mb, batches)
         step_ms = plan.step_ms + plan.caching_ms
         training = schedule.total_steps * step_ms / 1e3
         in_all = training + run_time.beside(schedule.epochs, selections, training)
-        kept = feature_batches(data, settings) * plan.uses_features
+        kept = batches * plan.uses_features
         features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
         total = "unknown"
         if table.memory is not None:
@@ -96,19 +93,3 @@ def run_plan_lines(
             f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{in_all:>10.1f} s"
             f"{features_mb:>9.0f} MB{total:>12}"
         )
-
-
-def _fitting_plan(
-    table: TimingTable,
-    head: np.ndarray,
-    data: ShuffledData,
-    settings: Settings,
-    rho: float,
-    room_mb: float,
-) -> Plan | None:
-    """The upper part within rho and memory, with features if they fit; None if the head alone exceeds one of them."""
-    no_importance, misses = np.zeros(len(head)), first_misses(data, settings)
-    is_too_little = room_mb < math.inf and table.predict_mb(head) > room_mb
-    if is_too_little or (rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms):
-        return None
-    return select_upper_part(table, no_importance, head, rho, None, misses, room_mb, feature_batches(data, settings))

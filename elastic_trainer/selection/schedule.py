@@ -12,13 +12,7 @@ from elastic_trainer.settings import Settings
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is.
-
-    Attributes:
-        steps_per_epoch: of the data set.
-        total_steps: of the run.
-        past_steps: of the same training, before the run: it selects as if they were part of it.
-    """
+    """How long a run is, in steps; of the same training, `past_steps` came before, and it selects as if it had them."""
 
     steps_per_epoch: int
     total_steps: int
@@ -34,10 +28,9 @@ class Schedule:
         """Epochs of the run; the last may be incomplete."""
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
-    def steps_of(self, epoch: int) -> tuple[int, int]:
-        """The first step of an epoch, counted from 0, and the step after its last."""
-        start, end = (min(count * self.steps_per_epoch, self.total_steps) for count in (epoch, epoch + 1))
-        return start, end
+    def start_of(self, epoch: int) -> int:
+        """The first step of an epoch, counted from 0; of the one after the last, the number of steps."""
+        return min(epoch * self.steps_per_epoch, self.total_steps)
 
     def selection_steps(self, interval: float) -> list[int]:
         """Steps, counted from 0, before which a selection is due: the first, and every `interval` epochs.

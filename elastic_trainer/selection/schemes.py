@@ -30,43 +30,33 @@ from elastic_trainer.training.state import TrainState
 
 
 class SchemeContext(NamedTuple):
-    """What a scheme is made from.
-
-    Attributes:
-        budget: of an elastic scheme (`make_budget`); None for the others.
-    """
+    """What a scheme is made from."""
 
     task: Task
     data: ShuffledData
     settings: Settings
-    budget: TimeBudget | None = None
+    budget: TimeBudget | None = None  # of an elastic scheme (`elastic.make_budget`)
 
 
 class Scheme:
     """What a run trains: which tensors from which step on, in which network, with what added to the loss.
 
     The training loop asks. A scheme never steps, times, records or saves. Only `select` must be defined.
-
-    Attributes:
-        pass_steps: steps, counted from 1, after which it asks for the device's slowdown.
     """
 
-    pass_steps: Collection[int] = ()
+    due: Collection[int] = (0,)  # steps, counted from 0, before which it selects
+    pass_steps: Collection[int] = ()  # counted from 1, after which it asks for the device's slowdown
 
     def settings_for(self, settings: Settings) -> Settings:
         """The settings of a run under this scheme, given those that were asked for."""
         return settings
-
-    def is_due(self, step: int) -> bool:
-        """Whether to select before step `step`, counted from 0. Default: once, at the start."""
-        return step == 0
 
     def plan(self, schedule: Schedule) -> None:
         """Follow another schedule from now on: an epoch turned out to have another number of steps."""
 
     def next_selection(self, step: int, total_steps: int) -> int:
         """The first step after `step` before which a selection is due, or `total_steps` if there is none."""
-        return next((later for later in range(step + 1, total_steps) if self.is_due(later)), total_steps)
+        return next((later for later in range(step + 1, total_steps) if later in self.due), total_steps)
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """The selection that is valid from the next step on. It may first replace the network in `state`."""
@@ -101,11 +91,7 @@ class Scheme:
 
 
 class FixedScheme(Scheme):
-    """The same tensors from start to end.
-
-    Args:
-        mask: bool [N] over `model.trainable_variables`.
-    """
+    """The same tensors from start to end: bool [N] `mask` over `model.trainable_variables`."""
 
     def __init__(self, mask: np.ndarray) -> None:
         self._mask = mask
@@ -115,12 +101,7 @@ class FixedScheme(Scheme):
 
 
 class ClosedFormScheme(FixedScheme):
-    """The head alone, in one step that solves for it: see `training.closed_form_head`.
-
-    Args:
-        mask: as of `FixedScheme`, the head.
-        data: the examples that it is fitted to.
-    """
+    """The head alone, in one step that solves for it by all training examples: see `training.closed_form_head`."""
 
     def __init__(self, mask: np.ndarray, data: ShuffledData) -> None:
         super().__init__(mask)
@@ -148,5 +129,4 @@ def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
 
 def closed_form_scheme(context: SchemeContext, train_type: str) -> Scheme:
     """The scheme that solves for the head."""
-    mask = trainable_mask(train_type, context.task.model, context.settings.trained_layers)
-    return ClosedFormScheme(mask, context.data)
+    return ClosedFormScheme(trainable_mask(train_type, context.task.model, 0), context.data)

@@ -21,64 +21,42 @@ from elastic_trainer.timing.table import TimingTable
 # OVERRUN beyond the budget.
 SHORTFALL, OVERRUN = 0.05, 0.01
 UNFILLED = 0.03  # of a full step; a selection that leaves more of its budget says why
+# Parts of `Selection.seconds`: importance with the gradient passes before the first selection, the solver, tracing the
+# new step, and its first call, which trains too (TensorFlow optimises the graph in it).
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
 
 
 class Plan(NamedTuple):
-    """The tensors that fit a budget, and what their steps take, in ms of table time.
+    """The tensors that fit a budget, and what their steps take, in ms of table time (`timing.table.StepPrediction`)."""
 
-    Attributes:
-        mask: bool [N] over `model.trainable_variables`.
-        importance: [N], or None for a selector that does not use it.
-        step_ms, caching_ms, uses_features: as in `timing.table.StepPrediction`.
-        budget_ms: what step_ms and caching_ms may be together.
-    """
-
-    mask: np.ndarray
-    importance: np.ndarray | None
+    mask: np.ndarray  # bool [N] over `model.trainable_variables`
+    importance: np.ndarray | None  # [N]; None for a selector that does not use it
     step_ms: float
     caching_ms: float
     uses_features: bool
-    budget_ms: float
+    budget_ms: float  # what step_ms and caching_ms may be together
 
 
 @dataclass
 class Selection:
-    """The tensors that train from now on, why, and what was measured since. Times are wall time.
+    """The tensors that train from now on, why, and what was measured since. Times are wall time; None: no budget."""
 
-    Attributes:
-        mask: bool [N] over `model.trainable_variables`.
-        importance: [N], normalised, or None for a scheme that does not measure it.
-        predicted_step_ms, budget_step_ms: by the time budget, or None. The first is without making features.
-        uses_features: whether its steps take as long as predicted only if features are cached.
-        epoch: when it was made, in epochs since the start.
-        rho, slowdown, correction: as in `budget.Allowance`, or None.
-        memory_mb: what the process is expected to take at most while it trains, resident; None if that is not known.
-        seconds: what it took, by SELECTION_PARTS: importance with the gradient passes before the first selection, the
-            solver, tracing the new step, and its first call, which trains too (TensorFlow optimises the graph in it).
-        step: number of its first step; 0 is the run's first.
-        step_flops: FLOPs of each of its steps.
-        step_ms: their measured times.
-        slowdowns: by each gradient pass among them, see `selection.budget`.
-        caching_ms: computing the features that are kept (`training.features`), in all.
-    """
-
-    mask: np.ndarray
-    importance: np.ndarray | None = None
-    predicted_step_ms: float | None = None
+    mask: np.ndarray  # bool [N] over `model.trainable_variables`
+    importance: np.ndarray | None = None  # [N], normalised; None for a scheme that does not measure it
+    predicted_step_ms: float | None = None  # without making features
     budget_step_ms: float | None = None
-    uses_features: bool = False
-    epoch: float = 0
-    rho: float | None = None
+    uses_features: bool = False  # its steps take as long as predicted only if features are cached
+    epoch: float = 0  # when it was made, in epochs since the start
+    rho: float | None = None  # as in `budget.Allowance`
     slowdown: float | None = None
     correction: float | None = None
-    memory_mb: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    step: int = 0
-    step_flops: float = 0.0
-    step_ms: list[float] = field(default_factory=list)
-    slowdowns: list[float] = field(default_factory=list)
-    caching_ms: float = 0.0
+    memory_mb: float | None = None  # what the process is expected to take at most, resident; None: not known
+    seconds: dict[str, float] = field(default_factory=dict)  # what it took, by SELECTION_PARTS
+    step: int = 0  # number of its first step; 0 is the run's first
+    step_flops: float = 0.0  # of each of its steps
+    step_ms: list[float] = field(default_factory=list)  # their measured times
+    slowdowns: list[float] = field(default_factory=list)  # by each gradient pass among them, see `selection.budget`
+    caching_ms: float = 0.0  # computing the features that are kept (`training.features`), in all
 
     @property
     def predicted_share(self) -> float:
@@ -128,7 +106,7 @@ def select_tensors(
     Raises:
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
-    budget_ms, everything = step_budget_ms(table, rho, misses), np.ones(len(head), bool)
+    budget_ms, everything = _budget_ms(table, rho, misses), np.ones(len(head), bool)
     if rho >= 1 and (room_mb == inf or table.predict_mb(everything) <= room_mb):  # full training, whatever they gain
         return plan_of(table, everything, importance, budget_ms, misses)
     problem = Problem.of(table, head, importance, budget_ms, misses)
@@ -139,7 +117,7 @@ def select_tensors(
         return select_tensors(table, importance, head, rho, time_resolution, 1.0, room_mb)
     if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
-        mask = problem.mask(solve_both(*problem[:4], table.memory, room_mb, problem.always, problem.pairs))
+        mask = problem.mask(solve_both(problem, table.memory, room_mb))
     return plan_of(table, mask, importance, budget_ms, misses)
 
 
@@ -159,7 +137,7 @@ def select_upper_part(
 
     Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
     """
-    budget_ms = step_budget_ms(table, rho, misses)
+    budget_ms = _budget_ms(table, rho, misses)
     best = plan_of(table, head, None, budget_ms, misses)
     for mask in table.upper_parts(head):
         for each in dict.fromkeys((misses, 1.0)):  # features may not fit where the selection alone does
@@ -169,11 +147,6 @@ def select_upper_part(
                 best = plan
                 break
     return best
-
-
-def select_head(table: TimingTable, importance: np.ndarray, head: np.ndarray, rho: float, *limits: object) -> Plan:
-    """The head alone, without features. Arguments as of `select_tensors`; most have no effect."""
-    return plan_of(table, head, None, step_budget_ms(table, rho, 1.0), 1.0)
 
 
 def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: float, changing_ms: float = 0.0) -> Plan:
@@ -197,7 +170,7 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
     return plan
 
 
-def step_budget_ms(table: TimingTable, rho: float, misses: float) -> float:
+def _budget_ms(table: TimingTable, rho: float, misses: float) -> float:
     """What a step may take in table time; all tensors fit into rho 1, whatever the fit's error."""
     if rho < 1:
         return rho * table.full_step_ms

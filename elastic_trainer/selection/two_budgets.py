@@ -11,45 +11,31 @@ train, y which the error chain passes, z what is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from elastic_trainer.machine import silenced
 from elastic_trainer.memory.costs import NO_CHAIN, MemoryCosts
+from elastic_trainer.selection.problem import Problem
 
 GAP = 1e-3  # of the importance
 MAX_NODES = 5000  # of the search, so that it ends; what it has found by then is taken
 
 
-def solve_both(
-    t_dy: np.ndarray,
-    t_dw: np.ndarray,
-    importance: np.ndarray,
-    time_budget: float,
-    memory: MemoryCosts,
-    memory_budget_mb: float,
-    always: np.ndarray,
-    pairs: Sequence[tuple[int, int]] = (),
-) -> np.ndarray:
-    """The best selection, int8 [N] in backward order, with `always` in it; `always` alone if nothing more fits.
+def solve_both(problem: Problem, memory: MemoryCosts, room_mb: float) -> np.ndarray:
+    """The best selection, int8 [N] in backward order, with what always trains in it; that alone if nothing more fits.
 
-    Args:
-        t_dy, t_dw, importance: [N] in backward order, `always` and the way to it cost and gain nothing.
-        time_budget: in the unit of t_dy and t_dw.
-        memory, memory_budget_mb: what a step takes, and may take.
-        always: bool [N], selected in any case.
-        pairs: places of tensors that train only together.
+    `memory` is what a step takes, and `room_mb` what it may take.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_matrix
 
+    t_dy, t_dw, importance, time_budget, always, pairs, _ = problem
     count, kept = len(t_dy), memory.kept
     rows: list[tuple[dict[int, float], float, float]] = []  # coefficients, from, to
     x, y, z = range(count), range(count, 2 * count), range(2 * count, 2 * count + len(kept))
     rows.append(({**dict(zip(x, t_dw, strict=True)), **dict(zip(y, t_dy, strict=True))}, -np.inf, time_budget))
     megabytes = [*memory.own_mb, *memory.chain_mb, *(each.megabytes for each in kept)]
-    rows.append((dict(enumerate(megabytes)), -np.inf, memory_budget_mb - memory.always_mb))
+    rows.append((dict(enumerate(megabytes)), -np.inf, room_mb - memory.always_mb))
     rows += [({y[k]: 1.0, x[k]: -1.0}, 0.0, np.inf) for k in range(count)]
     rows += [({y[k]: 1.0, y[k + 1]: -1.0}, 0.0, np.inf) for k in range(count - 1)]
     for index, each in enumerate(kept):

@@ -32,12 +32,9 @@ MAX_FEATURES = 4096  # their covariance is solved for in a second or two, in 64 
 
 
 def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
-    """The linear discriminant, see the module's header.
+    """The linear discriminant of features float32 [n, features] and labels int [n].
 
-    Args:
-        features: float32 [n, features].
-        labels: int [n].
-        classes: number of outputs; those without an image get the smallest logits.
+    Of `classes` outputs, those without an image get the smallest logits.
     """
     is_held = held_back(labels)
     losses = np.zeros((len(SHRINKAGES), len(SCALES)))
@@ -78,20 +75,15 @@ def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 class ClosedFormHead(NamedTuple):
-    """A head for `layer`, the last layer of a network, which stays as it is until `assign`.
-
-    Attributes:
-        loss, accuracy: of the training images with it.
-        accuracy_before: of the training images with the head that the network has.
-        is_scaled: bool [classes], whose logits have the scale of a trained head's: those with images; none if no class
-            had enough images to choose the scale by.
-    """
+    """A head for `layer`, the last layer of a network, which stays as it is until `assign`."""
 
     layer: keras.layers.Dense
     head: Head
-    loss: float
+    loss: float  # of the training images with it
     accuracy: float
-    accuracy_before: float
+    accuracy_before: float  # of the training images with the head that the network has
+    # Bool [classes], whose logits have the scale of a trained head's: those with images; none if no class had enough
+    # images to choose the scale by.
     is_scaled: np.ndarray
 
     def assign(self) -> None:
@@ -128,17 +120,10 @@ def closed_form_head(
 
 
 class ClosedFormStep:
-    """A training step that gives the head its closed form, by all training examples; its batch has no effect.
-
-    Args:
-        task, data: as of `closed_form_head`.
-
-    Attributes:
-        graph: has no operations.
-    """
+    """A training step that gives the head its closed form, by all training examples; its batch has no effect."""
 
     def __init__(self, task: Task, data: ShuffledData) -> None:
-        self._task, self._data, self.graph = task, data, tf.Graph()
+        self._task, self._data, self.graph = task, data, tf.Graph()  # without operations
 
     def results(self, inputs: Structure, targets: Structure, weights: Structure = None) -> StepValues:
         """Loss and measures of all training examples with the new head, and learning rate 0.
@@ -154,11 +139,6 @@ class ClosedFormStep:
             )
         found.assign()
         return found.loss, {"accuracy": found.accuracy}, 0.0
-
-
-def fitting_mb(count: int, features: int) -> float:
-    """MB that fitting a head to `count` images of `features` takes, beside the forward pass."""
-    return 4 * (3.5 * count * features + 8 * features**2) / 1e6  # float32: features and copies; covariance and copies
 
 
 def head_features(
@@ -177,7 +157,9 @@ def head_features(
     is_linear = layer.activation is keras.activations.linear
     if layer.kernel.shape[0] > MAX_FEATURES or not layer.use_bias or not is_linear:
         return None
-    needed_mb = fitting_mb(data.train_count, layer.kernel.shape[0])
+    width = layer.kernel.shape[0]
+    # Float32, beside the forward pass: features and copies of them; the covariance and its copies.
+    needed_mb = 4 * (3.5 * data.train_count * width + 8 * width**2) / 1e6
     if needed_mb > room_mb:
         tqdm.write(f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left")
         return None

@@ -21,11 +21,7 @@ from elastic_trainer.training.step import BatchFunction, as_number
 
 
 class Evaluation:
-    """The loss and the measures of a task over test examples. The whole forward pass is traced once.
-
-    Args:
-        task: what is evaluated.
-    """
+    """The loss and the measures of a task over test examples. The whole forward pass is traced once."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -33,15 +29,9 @@ class Evaluation:
         self._features: Features | None = None
 
     def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> float:
-        """Start from the features of the test examples from now on, if anything before `variables` is frozen.
+        """Start from the features of the `count` test examples from now on, if anything before `variables` is frozen.
 
-        Args:
-            variables: those that train.
-            count: number of test examples.
-            room_mb: memory that their features may take; if it is too small, none are kept.
-
-        Returns:
-            MB that they take.
+        None are kept if they take more than `room_mb`. Returns the MB that they take.
         """
         self.drop_features()
         whole = self._traced()
@@ -63,9 +53,7 @@ class Evaluation:
     def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Loss and measures over all examples of `batches`, means unless the task has running results.
 
-        Args:
-            batches: the same in each call.
-            between: is called before each batch.
+        The batches are the same in each call; `between` is called before each.
         """
         self._task.reset()
         totals: dict[str, float] = {}
@@ -85,10 +73,7 @@ class Evaluation:
     def _results(self, start: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Of a batch whose first example is the test example of number `start`."""
         if self._features is None:
-            results: tuple[tf.Tensor, dict[str, tf.Tensor]] = self._traced().results(
-                batch.inputs, batch.targets, batch.weights
-            )
-            return results
+            return self._traced().results(batch.inputs, batch.targets, batch.weights)  # type: ignore[no-any-return]
         numbers = np.arange(start, start + len(batch))
         if self._features.missing(numbers):
             self._features.make(numbers, batch.inputs)

@@ -22,15 +22,9 @@ Kinds = Sequence[tuple[tuple[int, ...], np.dtype]]  # shape and type of the feat
 
 
 class Features:
-    """The features of examples, in memory. An example, in one of its views, is a number.
+    """The features of examples, in memory. An example, in one of its views, is a number below `count`.
 
-    Args:
-        split: returns them, and starts from them.
-        count: of numbers.
-        kinds: see `Kinds`.
-
-    Attributes:
-        split: as given.
+    `split` returns them, and starts from them.
     """
 
     def __init__(self, split: SplitStep, count: int, kinds: Kinds) -> None:
@@ -70,17 +64,13 @@ class FeatureCache:
     Args:
         data: the training examples; without them no features are ever kept.
         in_float16: round them to float16, which halves the memory.
-
-    Attributes:
-        megabytes: the most that they took so far.
-        kept_mb: what those kept now take, once all are made.
     """
 
     def __init__(self, data: ShuffledData | None = None, in_float16: bool = False) -> None:
         self._data, self._in_float16 = data, in_float16
-        self._reported: set[str] = set()
+        self._is_disabled = False  # which was reported
         self._features: Features | None = None
-        self.megabytes = self.kept_mb = 0.0
+        self.megabytes = self.kept_mb = 0.0  # the most that they took so far, and those kept now, once all are made
 
     @property
     def split(self) -> SplitStep | None:
@@ -90,7 +80,7 @@ class FeatureCache:
     @property
     def are_possible(self) -> bool:
         """Whether a step may get some: they were not found to be impossible."""
-        return self._data is not None and self._data.view_count is not None and not self._reported
+        return self._data is not None and self._data.view_count is not None and not self._is_disabled
 
     def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
         """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
@@ -98,7 +88,7 @@ class FeatureCache:
         The reason why they are not possible is reported once, also where they are not wanted.
         """
         self.drop()
-        if self._data is None or self._reported:
+        if self._data is None or self._is_disabled:
             return
         cut = find_cut(step)
         if cut is None:
@@ -127,10 +117,9 @@ class FeatureCache:
         self.megabytes = max(megabytes, self.megabytes)
 
     def prepare(self, batch: Batch) -> float:
-        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block.
+        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block; the seconds.
 
-        Returns:
-            Seconds that it took. If features can no longer be kept, which is reported, `split` is None afterwards.
+        If features can no longer be kept, which is reported, `split` is None afterwards.
         """
         features, data = self._features, self._data
         if features is None or data is None:
@@ -170,10 +159,9 @@ class FeatureCache:
         return self._data.training_inputs(Order(numbers // self._views, numbers % self._views))
 
     def _report(self, why: str) -> None:
-        """Report once why no features are kept."""
-        if why not in self._reported:
-            self._reported.add(why)
-            tqdm.write(f"feature cache disabled: {why}")
+        """No features are kept from now on."""
+        self._is_disabled = True
+        tqdm.write(f"feature cache disabled: {why}")
 
 
 def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Kinds:

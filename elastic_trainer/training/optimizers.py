@@ -148,9 +148,6 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     The first of n warm-up steps has 1/n of the rate, not 0, since importance is measured by updates at the present
     rate. Keras' CosineDecay has such a warm-up, too, but as a branch of every compiled step.
-
-    Attributes:
-        warmup_steps: in which the rate rises.
     """
 
     def __init__(self, learning_rate: float, steps: int, warmup: float = 0.0) -> None:
@@ -181,20 +178,10 @@ def make_optimizer(
     unclipped: Sequence[int] = (),
     warmup: float = 0.0,
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of that name; the paper's are sgd, and adam for ViT (section 6).
+    """The optimizer of that name: "sgd" is `SGDW` with momentum 0.9 and `WarmupCosine`, "adam" has a constant rate and
+    no decay. The paper's are sgd, and adam for ViT (section 6). Raises `UserError` if there is none of that name.
 
     Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
-
-    Args:
-        name: "sgd" (SGDW, momentum 0.9, cosine decay to 0), or "adam" (constant learning rate, no weight decay).
-        learning_rate: the highest.
-        weight_decay: of SGDW, per unit of learning rate.
-        total_steps: after which cosine decay reaches 0.
-        clipping, unclipped: of SGDW.
-        warmup: share of the steps in which the rate of "sgd" rises, see `WarmupCosine`.
-
-    Raises:
-        UserError: there is none of that name.
     """
     if name not in OPTIMIZERS:
         raise UserError(f"--optimizer: {not_one_of(name, [*OPTIMIZERS])}")

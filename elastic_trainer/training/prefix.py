@@ -31,16 +31,7 @@ class Cut(NamedTuple):
 
 
 class SplitStep:
-    """A training step, or another function of a batch, cut in two.
-
-    Args:
-        step: what is cut; the rest has its effects, such as to train its variables.
-        cut: where.
-
-    Attributes:
-        dtypes: of the cut tensors.
-        graph: the traced graph of the rest.
-    """
+    """A training step, or another function of a batch, cut in two; the rest has its effects, such as to train."""
 
     def __init__(self, step: BatchFunction, cut: Cut) -> None:
         graph, (tensors, within) = step.graph, cut
@@ -64,7 +55,7 @@ class SplitStep:
             self._rows = step.inputs[0].shape[0]
             self._prefix = _traced(prefix, _specs(step.inputs))
         self._rest = _traced(rest, _specs(tensors), _specs(step.targets))
-        self.graph: tf.Graph = self._rest.graph
+        self.graph: tf.Graph = self._rest.graph  # of the rest
 
     def prefix(self, inputs: Structure) -> list[tf.Tensor]:
         """The features of examples, any number of them: each [examples, …], in the order of the cut tensors."""
@@ -111,11 +102,8 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Any:
 def prefix_operations(step: BatchFunction, with_random: bool = False) -> set[str]:
     """Names of the operations of a step that depend on the inputs and on nothing that changes.
 
-    Random numbers and all other stateful operations change; so does each variable that the step writes.
-
-    Args:
-        step: the step.
-        with_random: only the trained variables and the targets count as changing.
+    Random numbers and all other stateful operations change, unless `with_random`; so does each variable that the step
+    writes.
     """
     graph = step.graph
     operations = inputs_first(graph)
@@ -182,14 +170,9 @@ def _imported(
     effects: Iterable[Any],
     without_effect: Collection[str],
 ) -> list[tf.Tensor]:
-    """Import into the function that is being traced what `results` and `effects` need of `graph`.
+    """Import into the function that is being traced what `results` and `effects` need of `graph`, a FuncGraph.
 
-    Args:
-        graph: a function's graph (FuncGraph).
-        feeds: what takes the place of its tensors, by name.
-        results: tensors of it.
-        effects: operations of it that must run.
-        without_effect: as of `needed_operations`.
+    `feeds` take the place of its tensors, by name; `without_effect` as of `needed_operations`.
     """
     needed = needed_operations([*results, *effects], feeds, without_effect)
     captured = [(outer, inner) for outer, inner in graph.captures if inner.op.name in needed]

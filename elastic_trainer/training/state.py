@@ -22,31 +22,26 @@ from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import FeatureCache
 from elastic_trainer.training.optimizers import current_rate, unscaled
 from elastic_trainer.training.prefix import SplitStep
-from elastic_trainer.training.step import StepValues, TrainStep, as_numbers
+from elastic_trainer.training.step import TrainStep, as_numbers
+
+AnyStep = TrainStep | ClosedFormStep | SplitStep
 
 
 class StepResult(NamedTuple):
-    """One training step: loss on the batch, `Task.measures`, learning rate, and wall time.
+    """One training step. Either `step_ms` is None or `first_call_ms`."""
 
-    Either `step_ms` is None or `first_call_ms`, the time of the first step of a new graph, which TensorFlow then
-    optimises. `caching_ms` is what it took before to compute features that are kept for this step and later ones.
-    """
-
-    loss: float
-    measures: dict[str, float]
+    loss: float  # on the batch
+    measures: dict[str, float]  # `Task.measures`
     learning_rate: float
-    step_ms: float | None
-    first_call_ms: float | None = None
-    caching_ms: float = 0.0
+    step_ms: float | None  # wall time
+    first_call_ms: float | None = None  # that of the first step of a new graph, which TensorFlow then optimises
+    caching_ms: float = 0.0  # what computing features took before, which are kept for this step and later ones
 
 
 def not_finite(what: str, updates: int, task: Task, optimizer: keras.optimizers.Optimizer) -> UserError:
     """The error for a value that is not a finite number, with advice that fits the cause.
 
-    Args:
-        what: names the value and the step.
-        updates: of the weights that came before it. Without any, or at rate 0, the network itself is the cause.
-        task, optimizer: of the run.
+    `what` names the value and the step. After no `updates` of the weights, or at rate 0, the network is the cause.
     """
     rate = unscaled(optimizer)._learning_rate
     at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
@@ -70,22 +65,9 @@ class TrainState:
         features: the cache of the frozen prefix; by default nothing is cached.
         memory: what the process may take; by default what the machine has.
         rows: examples of most steps. Where `batch_size` is None, their memory is predicted if there is a limit.
-
-    Attributes:
-        task, optimizer: as given, or with the network that last replaced it.
-        features: as given.
-        memory: as given, from when training starts.
-        parts: of a step, whose gradients are added up before the weights are updated.
-        can_split: whether a batch can be taken in (smaller) parts.
-        predicted_mb: what the process is expected to take at most with the adopted step, by
-            `memory.step_memory`; None if the system does not report what it takes.
-        evaluation: results of `task` over test examples.
-        compiled: how many steps were compiled.
-        make_step: traces the step of a batch size, a mask, and parts of the batch. Another one may keep what it made,
-            where several runs take turns.
     """
 
-    compiled = 0
+    compiled = 0  # steps
 
     def __init__(
         self,
@@ -98,15 +80,17 @@ class TrainState:
         rows: int | None = None,
     ) -> None:
         self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
-        self.parts = (rows or 1) // batch_size if batch_size and rows else 1
+        # Of a step: their gradients are added up before the weights are updated.
+        self.parts = rows // batch_size if batch_size and rows else 1
         why_not = task.micro_batch_obstacle()
         if self.parts > 1 and why_not is not None:
             raise UserError(f"--micro_batch: {why_not}; leave it out")
-        self.can_split = batch_size is not None and why_not is None
+        self.can_split = batch_size is not None and why_not is None  # into (smaller) parts
         self.features, self.memory = features or FeatureCache(), (memory or MemoryBudget()).started()
+        # What the process is expected to take at most with the adopted step; None if the system does not report it.
         self.predicted_mb: float | None = None
         self._forward_mb = 0.0  # of the adopted step
-        self.make_step: Callable[..., TrainStep] = self._make_step
+        self.make_step: Callable[..., TrainStep] = self._make_step  # runs that take turns may share what was made
         self.task = task
         self.replace(task.model, optimizer)
 
@@ -117,7 +101,7 @@ class TrainState:
         self.evaluation = Evaluation(self.task)
         self._mask: np.ndarray | None = None
         self._step: TrainStep | ClosedFormStep | None = None
-        self._warm_step: TrainStep | ClosedFormStep | SplitStep | None = None  # the last that was called
+        self._warm_step: AnyStep | None = None  # the last that was called
 
     @property
     def model(self) -> keras.Model:
@@ -204,34 +188,26 @@ class TrainState:
         return self._current_step().graph
 
     def train(self, batch: Batch) -> StepResult:
-        """One step on one batch."""
+        """One step on one batch, in parts or as a whole; loss and measures are those of all of it."""
         caching_ms = 1e3 * self.features.prepare(batch)
-        step, is_cached = self._current_step(), self.features.split is not None
-        inputs: Any = None if is_cached else batch.inputs  # as in the timing table, not part of the step
+        step, is_cached, results = self._current_step(), self.features.split is not None, []
+        if not is_cached:
+            _ = batch.inputs  # as in the timing table, making them is not part of the step
         start = time.perf_counter()
-        if self.parts == 1:
-            values = self.features.read(batch.order) if is_cached else inputs
-            loss, measures, rate = step.results(values, batch.targets, batch.weights)
-        else:
-            loss, measures, rate = self._train_in_parts(step, batch)
-        numbers = as_numbers(loss, measures, rate)
-        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
-        self._warm_step = step
-        return StepResult(*numbers, wall_ms if was_warm else None, None if was_warm else wall_ms, caching_ms)
-
-    def _train_in_parts(self, step: TrainStep | ClosedFormStep | SplitStep, batch: Batch) -> StepValues:
-        """One step whose gradients are added up over parts of the batch; loss and measures are those of all."""
-        assert isinstance(self._step, TrainStep) and self._step.update is not None and self._batch_size is not None
-        is_cached, results = self.features.split is not None, []
-        for part in batch.parts(self._batch_size):
+        for part in [batch] if self.parts == 1 else batch.parts(self._batch_size or len(batch)):
             values = self.features.read(part.order) if is_cached else part.inputs
             results.append(as_numbers(*step.results(values, part.targets, part.weights)))
-        self._step.update()
+        if self.parts > 1:
+            assert isinstance(self._step, TrainStep) and self._step.update is not None
+            self._step.update()
+        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
+        self._warm_step = step
         losses, measured, rates = zip(*results, strict=True)
         measures = measured[-1]
         if not self.task.is_running:
             measures = {name: sum(one[name] for one in measured) / len(measured) for name in measures}
-        return sum(losses) / len(losses), measures, rates[-1]
+        step_ms, first_call_ms = (wall_ms, None) if was_warm else (None, wall_ms)
+        return StepResult(sum(losses) / len(losses), measures, rates[-1], step_ms, first_call_ms, caching_ms)
 
     def average_head(self, data: ShuffledData, between: Callable[[], None]) -> float | None:
         """Replace the head by the mean of itself and the closed-form head of the trained network, if there is one.
@@ -252,7 +228,7 @@ class TrainState:
         found.average()
         return time.perf_counter() - start
 
-    def _current_step(self) -> TrainStep | ClosedFormStep | SplitStep:
+    def _current_step(self) -> AnyStep:
         """What trains the adopted selection: from its inputs, or from features if they are cached."""
         assert self._step is not None, "a scheme must select before the first step"
         return self.features.split or self._step

@@ -25,16 +25,7 @@ StepValues = tuple[float, dict[str, float], float]  # loss, `Task.measures`, lea
 class BatchFunction:
     """A traced function of a batch: inputs, targets and weights of examples to any results.
 
-    Args:
-        function: is traced.
-        signature: specs of its arguments, as of `Task.signature`.
-        variables: those that change between calls, see `training.prefix`.
-
-    Attributes:
-        variables: as given.
-        graph: the traced graph.
-        inputs, targets: symbolic tensors of the batch; weights of examples are among the targets.
-        packed: gives values of `graph.outputs` the structure of the results.
+    `signature` are specs of its arguments, as of `Task.signature`; `variables` change between calls (`prefix.py`).
     """
 
     def __init__(self, function: Callable[..., Any], signature: Structure, variables: Sequence[keras.Variable]) -> None:
@@ -44,9 +35,10 @@ class BatchFunction:
         inputs, everything = (tf.nest.flatten(part) for part in (signature[0], signature))
         count = sum(spec is not None for spec in inputs)
         batch = self.graph.inputs[: sum(spec is not None for spec in everything)]
-        self.inputs, self.targets = batch[:count], batch[count:]
+        self.inputs, self.targets = batch[:count], batch[count:]  # weights of examples are among the targets
+        # Gives values of `graph.outputs` the structure of the results, without tensors, which would keep the graph.
         names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
-        self.packed = partial(tf.nest.pack_sequence_as, names)  # without the tensors, which would keep the graph
+        self.packed = partial(tf.nest.pack_sequence_as, names)
 
     def results(self, inputs: Structure, targets: Structure, weights: Structure = None) -> Any:
         """What it returns for a batch."""
@@ -71,12 +63,10 @@ class TrainStep(BatchFunction):
         with_products: as of `folded_batch_norm`.
 
     Attributes:
-        mask: as given, or all True.
         variables: those that train.
         folded_pairs: where frozen batch norm was folded.
         accumulators: one for each of `variables` if there are several parts; 0 after `update`.
-        loss, gradients: symbolic tensors of the traced graph, for the profiler; an entry is None if a variable has
-            no influence on the loss.
+        loss, gradients: symbolic tensors of the traced graph, for the profiler; None for a variable without influence.
     """
 
     def __init__(
@@ -193,13 +183,8 @@ def forward_pass(task: Task, batch_size: int | None) -> Any:
 class AllGradients:
     """Every gradient, without an update: what importance is measured from, and how fast the device is.
 
-    Args:
-        task: what is trained.
-        batch_size: of the batches; None: any number.
-
-    Attributes:
-        exist: bool [N], whether each of `task.model.trainable_variables` has an influence on the loss.
-        written: handles of the variables that a forward pass changes: random and recurrent states, metrics of losses.
+    `exist` is bool [N], whether each of `task.model.trainable_variables` has an influence on the loss; `written` are
+    handles of the variables that a forward pass changes: random and recurrent states, metrics of losses.
     """
 
     def __init__(self, task: Task, batch_size: int | None) -> None:

@@ -10,7 +10,7 @@ import train
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.features import FeatureCache
 

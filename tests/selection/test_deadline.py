@@ -13,8 +13,8 @@ from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
-from elastic_trainer.selection.budget import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, Progress
-from elastic_trainer.selection.run_time import RunTime
+from elastic_trainer.selection.budget import Progress
+from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, RunTime
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import plan_of, select_tensors
 from elastic_trainer.settings import Settings

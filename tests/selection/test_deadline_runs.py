@@ -13,10 +13,9 @@ from elastic_trainer.errors import Stopped
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.selection.budget import DeadlineBudget
+from elastic_trainer.selection.deadline import DeadlineBudget, RunTime
 from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.run_time import RunTime
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
 from elastic_trainer.training.evaluation import Evaluation

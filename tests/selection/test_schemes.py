@@ -12,9 +12,8 @@ from elastic_trainer.selection.budget import (
     Progress,
     feature_misses,
     gradient_pass_steps,
-    make_budget,
 )
-from elastic_trainer.selection.elastic import ElasticScheme
+from elastic_trainer.selection.elastic import ElasticScheme, make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.memory.costs import Kept, MemoryCosts
+from elastic_trainer.selection.problem import Problem
 from elastic_trainer.selection.two_budgets import GAP, solve_both
 
 
@@ -38,7 +39,8 @@ def test_it_is_the_best_of_all_selections_that_fit_both(seed):
         if fits(selected, *given) and all(selected[one] == selected[other] for one, other in pairs):
             value = given[2][selected].sum()
             best = value if best is None else max(best, value)
-    found = solve_both(*given, always, pairs).astype(bool)  # type: ignore[call-arg, misc]  # given is a tuple
+    t_dy, t_dw, importance, left_ms, memory, room_mb = given
+    found = solve_both(Problem(t_dy, t_dw, importance, left_ms, always, pairs, np.arange(9)), memory, room_mb) == 1
     assert found[0] and all(found[one] == found[other] for one, other in pairs)
     if best is None:
         assert (found == always).all(), "nothing fits"
@@ -52,7 +54,8 @@ def test_memory_alone_decides_where_time_is_plenty():
     values = []
     for share in (0.3, 0.6, 1.0):
         limit = share * memory.predict(np.ones(9, bool))
-        found = solve_both(t_dy, t_dw, importance, 1e9, memory, limit, np.arange(9) == 0).astype(bool)
+        plenty = Problem(t_dy, t_dw, importance, 1e9, np.arange(9) == 0, [], np.arange(9))
+        found = solve_both(plenty, memory, limit).astype(bool)
         assert memory.predict(found) <= limit + 1e-6
         values.append(importance[found].sum())
     assert values[0] < values[2] and values[1] <= values[2]

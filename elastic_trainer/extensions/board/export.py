@@ -50,7 +50,7 @@ from elastic_trainer.networks.saved_model import check_finite, load_model, save_
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.reader import is_finished, read_config, read_run
-from elastic_trainer.selection.budget import make_budget
+from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification

@@ -121,16 +121,13 @@ class RoundScheme(Scheme):
     def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
         self.setup, self.table = setup, setup.table
         self.head = head_mask(setup.model)
-        self._clock, self._step = clock, 0
+        self._clock = clock
         self._mask: np.ndarray | None = None
         self.step_ms, self._room_mb = 0.0, inf
 
     def start_round(self, step: int) -> None:
         """A round starts before this step."""
-        self._step = step
-
-    def is_due(self, step: int) -> bool:
-        return step == self._step
+        self.due = (step,)
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         full_ms = self.table.full_step_ms * self._clock.slower

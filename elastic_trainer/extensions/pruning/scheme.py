@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from typing import Any
 
 import keras
@@ -80,7 +81,8 @@ class PruneTrainScheme(Scheme):
                 "removed; choose another --train_type"
             )
         check_rebuildable(model, channels)  # fails now, not after some epochs
-        self._data, self._interval, self._threshold, self._multiple = data, interval, threshold, multiple
+        self._data, self._threshold, self._multiple = data, threshold, multiple
+        self.due = range(0, sys.maxsize, interval * data.steps_per_epoch)
         self._tensor_count = len(model.trainable_variables)
         self._batches_drawn = 1
         self._medians: dict[str, float] = {}  # of the contributions at the first removal, by the reader's name
@@ -89,9 +91,6 @@ class PruneTrainScheme(Scheme):
         [batch] = data.importance_batches(0)
         loss = float(classification_loss(batch.targets, model(batch.inputs, training=False)))
         self._lambda = ratio / (1 - ratio) * loss / float(group_lasso(model))
-
-    def is_due(self, step: int) -> bool:
-        return step % (self._interval * self._data.steps_per_epoch) == 0
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """All tensors, after the first time of a network without its dead channels."""
