@@ -4,8 +4,6 @@ import collections
 import io
 import os
 import pickle
-import sys
-import types
 
 import keras
 import numpy as np
@@ -17,16 +15,16 @@ from study_networks import efficientnet_lite
 from elastic_trainer.networks.tensors import tensor_names
 
 
+def _rebuild_tensor_v2(*args):
+    """Is named in the file, and never called."""
+
+
+class FloatStorage:
+    """Is named in the file."""
+
+
 def legacy_file(tensors, transposed=()):
     """The bytes that torch.save wrote before 1.6. The tensors in `transposed` lie in memory in another order."""
-    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
-    storage = type("FloatStorage", (), {"__module__": "torch"})
-
-    def _rebuild_tensor_v2(*args):
-        """Is named in the file, and never called."""
-
-    _rebuild_tensor_v2.__module__, _rebuild_tensor_v2.__qualname__ = "torch._utils", "_rebuild_tensor_v2"
-    vars(torch)["FloatStorage"], vars(utils)["_rebuild_tensor_v2"] = storage, _rebuild_tensor_v2
     stored = {
         str(k): np.asfortranarray(one) if name in transposed else one for k, (name, one) in enumerate(tensors.items())
     }
@@ -38,36 +36,23 @@ def legacy_file(tensors, transposed=()):
         def __reduce__(self):
             array = stored[self.key]
             strides = tuple(stride // 4 for stride in array.strides)
-            return _rebuild_tensor_v2, (
-                ("key", self.key),
-                0,
-                array.shape,
-                strides,
-                False,
-                collections.OrderedDict(),
-            )
+            return _rebuild_tensor_v2, (("key", self.key), 0, array.shape, strides, False, collections.OrderedDict())
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value):
             if isinstance(value, tuple) and value[:1] == ("key",):
-                return ("storage", storage, value[1], "cpu", stored[value[1]].size, None)
+                return ("storage", FloatStorage, value[1], "cpu", stored[value[1]].size, None)
             return None
 
     file = io.BytesIO()
-    modules = {"torch": torch, "torch._utils": utils}
-    before = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
-        for value in (MAGIC, 1001, {"little_endian": True}):
-            pickle.dump(value, file, protocol=2)
-        Pickler(file, protocol=2).dump(collections.OrderedDict((n, Tensor(str(k))) for k, n in enumerate(tensors)))
-        pickle.dump([*stored], file, protocol=2)
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name) if module is None else sys.modules.update({name: module})
-    for array in stored.values():
-        file.write(array.size.to_bytes(8, "little") + array.tobytes("A"))
-    return file.getvalue()
+    for value in (MAGIC, 1001, {"little_endian": True}):
+        pickle.dump(value, file, protocol=2)
+    Pickler(file, protocol=2).dump(collections.OrderedDict((n, Tensor(str(k))) for k, n in enumerate(tensors)))
+    pickle.dump([*stored], file, protocol=2)
+    content = file.getvalue()
+    for module, name in (("torch", "FloatStorage"), ("torch._utils", "_rebuild_tensor_v2")):
+        content = content.replace(f"c{__name__}\n{name}\n".encode(), f"c{module}\n{name}\n".encode())
+    return content + b"".join(array.size.to_bytes(8, "little") + array.tobytes("A") for array in stored.values())
 
 
 def test_tensors_come_out_as_they_went_in():
