@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.system_memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
 PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
@@ -99,14 +100,6 @@ def has_bfloat16() -> bool:
     return not flags.isdisjoint(text_of(CPU_INFO).split())
 
 
-def text_of(path: Path) -> str:
-    """The text of a kernel file, or "" if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 @contextlib.contextmanager
 def frozen_gc() -> Iterator[None]:
     """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
@@ -131,19 +124,6 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def peak_memory_mb() -> float | None:
-    """Largest resident memory of this process so far in MB, or None if the system does not report it."""
-    kilobytes = _numbers_in(Path("/proc/self/status")).get("VmHWM:")
-    if kilobytes is not None:  # Linux lets a program inherit the other number from the one that started it
-        return kilobytes * 1024 / 1e6
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
 def can_reset_peak() -> bool:
@@ -173,12 +153,6 @@ def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
             process.join()
 
 
-def resident_memory_mb(root: Path = Path("/")) -> float | None:
-    """Resident memory of this process now in MB, or None if the system does not report it."""
-    kilobytes = _numbers_in(root / "proc" / "self" / "status").get("VmRSS:")
-    return None if kilobytes is None else kilobytes * 1024 / 1e6
-
-
 def has_gpu() -> bool:
     """Whether TensorFlow trains on a GPU, which has its own memory."""
     import tensorflow as tf
@@ -202,58 +176,20 @@ def reachable_memory_mb() -> float:
 def available_memory_mb(root: Path = Path("/")) -> float | None:
     """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
 
-    Linux reports the available memory. The limits of this process (`ulimit`) and of its control groups (those of a
-    container or a service) may leave less. A group's file cache counts as free: the kernel drops it when needed.
-    `root` contains proc and sys.
+    The limits of this process (`ulimit`) and of its control groups may leave less than the system has. `root` contains
+    proc and sys.
     """
-    system = _numbers_in(root / "proc" / "meminfo")  # in KiB
-    if "MemAvailable:" not in system:
+    available_mb = free_memory_mb(root)
+    if available_mb is None:
         return None
-    swap = 1024 * system.get("SwapFree:", 0)
-    available = 1024 * system["MemAvailable:"] + swap
-    for group in _memory_groups(root):
-        for limit, usage, cache in (
-            ("memory.max", "memory.current", ("inactive_file", "active_file")),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
-        ):
-            largest, used = _integer_in(group / limit), _integer_in(group / usage)
-            if largest is not None and used is not None:
-                counts = _numbers_in(group / "memory.stat")
-                free = largest - used + sum(counts.get(name, 0) for name in cache) + swap
-                available = min(available, free)
-    limits, counts = text_of(root / "proc" / "self" / "limits"), _numbers_in(root / "proc" / "self" / "status")
+    limits, counts = text_of(root / "proc" / "self" / "limits"), numbers_in(root / "proc" / "self" / "status")
     for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
         found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
         if found and counted in counts:
             reserved = 1_000_000 * (reserved_mb + mb_of_core * cores())
             counted_bytes = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved)
-            available = min(available, int(found[1]) - counted_bytes)
-    return max(available, 0) / 1e6
-
-
-def _memory_groups(root: Path) -> Iterator[Path]:
-    """Folders of the control groups that limit this process's memory, each with its parent groups."""
-    base = root / "sys" / "fs" / "cgroup"
-    for line in text_of(root / "proc" / "self" / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" or "memory" in controllers.split(","):
-            top = base if number == "0" else base / "memory"
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            # Inside a container, its group may be the top one although the path is longer.
-            yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
-
-
-def _numbers_in(path: Path) -> dict[str, int]:
-    """The lines `name number …` of a kernel file, as {name: number}."""
-    lines = [line.split() for line in text_of(path).splitlines()]
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
-
-
-def _integer_in(path: Path) -> int | None:
-    """The only number in a kernel file; None if the file is missing or contains `max`."""
-    text = text_of(path).strip()
-    return int(text) if text.isdigit() else None
+            available_mb = min(available_mb, (int(found[1]) - counted_bytes) / 1e6)
+    return max(available_mb, 0.0)
 
 
 def cores() -> int:

@@ -50,7 +50,7 @@ def write_group(folder, **files):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
-    program = "from elastic_trainer.machine import peak_memory_mb; print(peak_memory_mb())"
+    program = "from elastic_trainer.system_memory import peak_memory_mb; print(peak_memory_mb())"
     start = f"subprocess.run([sys.executable, '-c', {program!r}])"
     parent = f"import subprocess, sys; large = bytearray(b'1') * 300_000_000; {start}"
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)

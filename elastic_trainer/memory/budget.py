@@ -18,7 +18,8 @@ from math import inf
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb, has_gpu, reachable_memory_mb, resident_memory_mb
+from elastic_trainer.machine import available_memory_mb, has_gpu, reachable_memory_mb
+from elastic_trainer.system_memory import resident_memory_mb
 
 MEASURED_SHARE = 0.7  # of the memory that measuring a timing table took is reusable; the rest is graphs
 MAX_NAMED = 3

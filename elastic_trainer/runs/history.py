@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.machine import gpu_peak_memory_mb, peak_memory_mb
+from elastic_trainer.machine import gpu_peak_memory_mb
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.system_memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 

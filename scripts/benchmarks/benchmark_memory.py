@@ -24,18 +24,12 @@ from common import Setting, errors
 
 import models
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import (
-    can_reset_peak,
-    has_gpu,
-    in_own_process,
-    peak_memory_mb,
-    reset_peak,
-    resident_memory_mb,
-)
+from elastic_trainer.machine import can_reset_peak, has_gpu, in_own_process, reset_peak
 from elastic_trainer.memory.costs import memory_costs
 from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, step_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.system_memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.measuring import calibration_masks, idle_training
 from elastic_trainer.training.step import TrainStep

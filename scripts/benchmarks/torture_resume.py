@@ -4,8 +4,8 @@
 The script trains the digits default elastically with --deterministic, once without interruption. A second run is killed
 with SIGKILL at random moments, and started again with --resume each time. Every third kill happens while a checkpoint
 is written: it waits until the temporary file exists. Then the two are compared: weights of last.keras bit for bit, the
-tables except their times, and TensorBoard's events (no step twice, none missing). The script prints one JSON object as
-its last line. The exit status is 2 if anything differs.
+tables except their times, and TensorBoard's events (no step twice, none missing). If anything differs, both are kept,
+and the exit status is 2; else the script prints one JSON object as its last line.
 
     python scripts/benchmarks/torture_resume.py
 """
@@ -13,9 +13,8 @@ its last line. The exit status is 2 if anything differs.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -109,16 +108,7 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make both runs and compare them. Raises `UserError` if they differ."""
-    with contextlib.ExitStack() as stack:
-        record = torture(args.output or Path(stack.enter_context(tempfile.TemporaryDirectory())), args)
-    if not all(record["held"].values()):
-        print(json.dumps(record))
-        raise UserError(f"differs: {', '.join(name for name, equal in record['held'].items() if not equal)}")
-    return record
-
-
-def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Make both runs under `logdir` and compare them."""
+    logdir = args.output or Path(tempfile.mkdtemp())
     logdir.mkdir(parents=True, exist_ok=True)
     log = logdir / "output.txt"
     finish(start("profiler.py", "--logdir", logdir, log=log), log)
@@ -142,6 +132,11 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
         finish(process, log)  # the remaining kills happen to another run
         results.append(compare(logdir / "unbroken", folder, read_summary(folder)["steps"]))
         folder.rename(logdir / f"tortured-{len(results)}")
+    held = {name: all(one[name] for one in results) for name in results[0]}
+    if not all(held.values()):
+        raise UserError(f"{logdir}: differs: {', '.join(name for name, equal in held.items() if not equal)}")
+    if not args.output:
+        shutil.rmtree(logdir)
     return {
         "kills": len(kills),
         "kills_while_a_checkpoint_was_written": kills.count("saving"),
@@ -149,7 +144,7 @@ def torture(logdir: Path, args: argparse.Namespace) -> dict[str, Any]:
         "steps": steps,
         "unbroken_seconds": round(unbroken_seconds, 1),
         "tortured_seconds": round(time.monotonic() - started, 1),
-        "held": {name: all(one[name] for one in results) for name in results[0]},
+        "held": held,
     }
 
 

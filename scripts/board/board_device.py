@@ -1,4 +1,4 @@
-"""Files, messages, memory and time of a board. Part of board_train.py; Python alone."""
+"""Files, messages and time of a board. Part of board_train.py; Python alone."""
 
 import contextlib
 import fcntl
@@ -34,9 +34,6 @@ def show(text, end=""):
 def left(deadline):
     """Seconds until the deadline, which counts from the start of the program."""
     return deadline - (time.monotonic() - START) if deadline else math.inf
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def replace_file(path, write):
@@ -107,47 +104,3 @@ def lock_owner(inode):
             if words[1] == "FLOCK" and words[5].split(":")[2] == str(inode):
                 return f" (process {words[4]})"
     return ""
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def available_memory():
-    """Bytes that this program can still take: those of the system, or what its control groups leave."""
-    found = [1024 * number for number in numbers(Path("/proc/meminfo"), "MemAvailable:")]
-    groups = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number != "0" and "memory" not in controllers.split(","):
-                continue
-            top = groups if number == "0" else groups / "memory"
-            parts = [part for part in path.split("/") if part not in ("", "..")]
-            for depth in range(len(parts) + 1):
-                found += room(top.joinpath(*parts[:depth]))
-    return max(min(found, default=math.inf), 0)
-
-
-def room(group):
-    """What a control group leaves, in bytes: [] if it has no limit. Its file cache counts as free."""
-    with contextlib.suppress(OSError, ValueError):
-        is_new = (group / "memory.max").exists()
-        limit, used = ("max", "current") if is_new else ("limit_in_bytes", "usage_in_bytes")
-        kinds = [("" if is_new else "total_") + kind for kind in ("inactive_file", "active_file")]
-        cache = sum(numbers(group / "memory.stat", *kinds))
-        most, taken = (int((group / f"memory.{name}").read_text()) for name in (limit, used))  # "max" is no number
-        return [most - taken + cache]
-    return []
-
-
-def numbers(path, *names):
-    """The numbers behind these names in a file of the system."""
-    with contextlib.suppress(OSError):
-        lines = [line.split() for line in path.read_text().splitlines()]
-        return [int(words[1]) for words in lines if len(words) > 1 and words[0] in names]
-    return []
-
-
-def peak_memory_mb():
-    found = numbers(Path("/proc/self/status"), "VmHWM:")  # `resource` may count the program that started this one
-    return found[0] * 1024 / 1e6 if found else math.nan

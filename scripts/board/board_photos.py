@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import List, Optional  # Python 3.9
 
 import numpy as np
-from board_device import HERE, START, available_memory, fail, first_line, left, read_json, replace_file, show
+from board_device import HERE, START, fail, first_line, left, read_json, replace_file, show
 from board_digests import digest, tested_digests
+from board_memory import free_memory_mb
 from board_network import make_interpreter
 from PIL import Image, ImageOps
 
@@ -93,10 +94,11 @@ def decode(encoded, size):
         needed = 3 * full if image.info.get("progressive") else 0  # read at its full size, whatever is made of it
         image.draft("RGB", (size, size))
         each = WEBP_BYTES if image.format == "WEBP" else PIXEL_BYTES
-        needed, free = needed + each * image.width * image.height, available_memory()
-        if needed > free:
-            raise ValueError(f"{full / 1e6:.0f} megapixels take {needed / 1e6:,.0f} MB while they are decoded, and "
-                             f"{free / 1e6:,.0f} MB are available; make it smaller")  # fmt: skip
+        needed_mb = (needed + each * image.width * image.height) / 1e6
+        free_mb = free_memory_mb(counts_swap=False)
+        if free_mb is not None and needed_mb > free_mb:
+            raise ValueError(f"{full / 1e6:.0f} megapixels take {needed_mb:,.0f} MB while they are decoded, and "
+                             f"{free_mb:,.0f} MB are available; make it smaller")  # fmt: skip
         if image.getexif().get(0x0112, 1) != 1:
             ImageOps.exif_transpose(image, in_place=True)
         is_plain = image.mode == "RGB" and "transparency" not in image.info

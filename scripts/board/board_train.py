@@ -25,7 +25,6 @@ from board_device import (
     first_line,
     left,
     lock,
-    peak_memory_mb,
     read_json,
     read_record,
     replace_file,
@@ -35,6 +34,7 @@ from board_device import (
 
 try:
     import numpy as np
+    from board_memory import peak_memory_mb
     from board_network import Network, profile
     from board_photos import Examples, find_photos
 except ImportError as missing:
@@ -222,7 +222,7 @@ def finish(run, record, output):
         "train_seconds": state["seconds"],
         "first_step_seconds": run.first_step_seconds,
         "seconds": time.monotonic() - START,
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": peak_memory_mb() or math.nan,
         "recipe": run.recipe,
         "epochs": state["epochs"],
     }

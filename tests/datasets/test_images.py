@@ -18,7 +18,7 @@ from elastic_trainer.datasets import images
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.errors import UserError
-from elastic_trainer.machine import resident_memory_mb
+from elastic_trainer.system_memory import resident_memory_mb
 
 
 def example_files(folder, count):

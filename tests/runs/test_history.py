@@ -10,9 +10,9 @@ from small_networks import built_optimizer
 from small_runs import curve, train_and_read
 
 from elastic_trainer import trainer
-from elastic_trainer.machine import peak_memory_mb
 from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.system_memory import peak_memory_mb
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.step import TrainStep

@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer import system_memory
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets import digests
@@ -61,7 +62,8 @@ from elastic_trainer.training.optimizers import optimizer_of
 TRAINING, INFERENCE, RECORD, START = "train.tflite", "inference.tflite", "board.json", "start.keras"
 TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts" / "board"
-SCRIPT, DIGESTS = "board_train.py", "board_digests.py"  # the one to start; a copy of `datasets.digests`
+SCRIPT = "board_train.py"  # the one to start
+COPIES = {"board_digests.py": digests, "board_memory.py": system_memory}  # of the library, for the scripts
 MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
 FORMAT = 1  # of board.json
 RECORD_FIELDS: dict[str, Kinds] = {
@@ -184,7 +186,8 @@ def export_training(
     Raises:
         UserError: LiteRT cannot train the network, or a file cannot be written.
     """
-    scripts = {script.name: script for script in check_folder(folder)} | {DIGESTS: Path(digests.__file__)}
+    scripts = {script.name: script for script in check_folder(folder)}
+    scripts |= {name: Path(module.__file__ or "") for name, module in COPIES.items()}
     optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
     part, names = min(settings.micro_batch or MAX_PART, batch_size), tensor_names(model)

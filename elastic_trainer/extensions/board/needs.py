@@ -10,14 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from elastic_trainer.machine import (
-    can_reset_peak,
-    in_own_process,
-    peak_memory_mb,
-    reset_peak,
-    resident_memory_mb,
-    silenced,
-)
+from elastic_trainer.machine import can_reset_peak, in_own_process, reset_peak, silenced
+from elastic_trainer.system_memory import peak_memory_mb, resident_memory_mb
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from elastic_trainer.machine import has_gpu, text_of
+from elastic_trainer.machine import has_gpu
+from elastic_trainer.system_memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power

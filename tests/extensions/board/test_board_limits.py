@@ -229,19 +229,8 @@ def test_a_photo_that_the_memory_of_the_board_does_not_hold_is_named(board_modul
     photo = Image.effect_noise((1200, 1000), 40).convert("RGB")
     for name in ("baseline.jpg", "progressive.jpg", "photo.png"):
         photo.save(tmp_path / name, progressive=name.startswith("progressive"))
-    monkeypatch.setattr(board_modules.photos, "available_memory", lambda: 2_000_000)
+    monkeypatch.setattr(board_modules.photos, "free_memory_mb", lambda counts_swap: 2.0)
     board_modules.photos.decode((tmp_path / "baseline.jpg").read_bytes(), 32)  # at an eighth of its size
     for name in ("progressive.jpg", "photo.png"):
         with pytest.raises(ValueError, match=r"1 megapixels take .* MB while they are decoded, and 2 MB are available"):
             board_modules.photos.decode((tmp_path / name).read_bytes(), 32)
-
-
-def test_available_memory_is_that_of_the_smallest_group(board_modules, tmp_path, monkeypatch):
-    device = sys.modules["board_device"]
-    for folder, limit, used in (("", "max", 7), ("a", "5000", 3000)):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "memory.max").write_text(limit)
-        (tmp_path / folder / "memory.current").write_text(str(used))
-        (tmp_path / folder / "memory.stat").write_text("anon 100\ninactive_file 40\nactive_file 2\n")
-    assert device.room(tmp_path) == [] and device.room(tmp_path / "a") == [2042] and device.room(tmp_path / "b") == []
-    assert 0 < device.available_memory() < 1e13

@@ -14,12 +14,12 @@ from elastic_trainer.extensions.fleet.messages import About, Parcel
 from elastic_trainer.extensions.fleet.rounds import RoundClock
 from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink
-from elastic_trainer.machine import resident_memory_mb
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import MemoryCosts
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import network_record
 from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.system_memory import resident_memory_mb
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
 from elastic_trainer.training.feature_sums import FeatureSums
 
