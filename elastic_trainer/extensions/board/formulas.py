@@ -130,16 +130,13 @@ def _strided(images: Value, starts: Sequence[int], counts: Sequence[int], stride
 
 def _with_zeros_between(images: Value, strides: Sequence[int]) -> Value:
     """Images with strides - 1 zeros behind each place but the last, along both axes."""
-    batch, height, width, channels = images.shape
-    down, across = strides
-    if across > 1:
-        columns = tf.pad(
-            tf.reshape(images, (batch * height, width, 1, channels)), [(0, 0), (0, 0), (0, across - 1), (0, 0)]
-        )
-        images = tf.reshape(columns, (batch, height, width * across, channels))[:, :, : (width - 1) * across + 1]
-    if down > 1:
-        rows = tf.pad(tf.reshape(images, (batch, height, 1, -1)), [(0, 0), (0, 0), (0, down - 1), (0, 0)])
-        images = tf.reshape(rows, (batch, height * down, -1, channels))[:, : (height - 1) * down + 1]
+    for axis, stride in ((2, strides[1]), (1, strides[0])):
+        if stride > 1:
+            before, (length, *after) = images.shape[:axis], images.shape[axis:]
+            apart = tf.reshape(images, (math.prod(before), length, 1, math.prod(after)))
+            apart = tf.pad(apart, [(0, 0), (0, 0), (0, stride - 1), (0, 0)])
+            images = tf.reshape(apart, (*before, length * stride, *after))
+            images = images[(*[slice(None)] * axis, slice((length - 1) * stride + 1))]
     return images
 
 

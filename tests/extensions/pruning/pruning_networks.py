@@ -58,14 +58,14 @@ def build(name, dropout=1e-9):
     return model
 
 
-def two_convolutions(reader_size, beta):
+def two_convolutions(reader_size, beta, filters=(6, 5)):
     """Convolution, batch norm, ReLU, then a second convolution with its batch norm, and a head."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(6, 3, padding="same", use_bias=False, name="first")(inputs)
+    x = keras.layers.Conv2D(filters[0], 3, padding="same", use_bias=False, name="first")(inputs)
     x = keras.layers.BatchNormalization(beta_initializer=keras.initializers.Constant(beta), name="norm")(x)
     x = keras.layers.ReLU()(x)
-    x = keras.layers.Conv2D(5, reader_size, padding="same", use_bias=False, name="second")(x)
+    x = keras.layers.Conv2D(filters[1], reader_size, padding="same", use_bias=False, name="second")(x)
     x = keras.layers.BatchNormalization(name="behind")(x)
     x = keras.layers.Flatten()(keras.layers.ReLU()(x))
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(x))

@@ -87,10 +87,11 @@ def test_threshold_is_relative_to_the_median_contribution_at_the_first_removal()
 
 
 def test_kept_counts_are_multiples_of_eight_and_contribute_most():
-    model = build("mobilenetv2")
+    model = two_convolutions(1, 0.5, (20, 24))
     scheme = PruneTrainScheme(model, Batches(model), threshold=EXACT)  # type: ignore[arg-type]
     killed = kill_readers(model)
     scheme.reconfigure(model, built_optimizer(model))
+    assert [*map(len, scheme.kept.values())] == [16, 24]
     for name, indices in killed.items():
         count, kept = scheme.full_counts[name], scheme.kept[name]
         assert len(kept) % 8 == 0 and len(kept) <= math.ceil((count - len(indices)) / 8) * 8
