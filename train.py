@@ -60,15 +60,14 @@ def train(
     Args:
         train_type: a key of `SCHEMES`, or a scheme.
         model: a classifier that returns logits.
-        data, settings: see `Trainer`.
+        data, settings, memory: see `Trainer`.
         run: of the run; it has started.
         budget: of an elastic scheme.
         stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
-        memory: see `Trainer`.
 
     Returns:
-        What summary.json contains, see `RunLog.finish`.
+        What summary.json contains.
 
     Raises:
         UserError: the loss is no longer a finite number, or a file cannot be written.

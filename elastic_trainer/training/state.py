@@ -204,7 +204,7 @@ class TrainState:
         self._warm_step = step
         losses, measured, rates = zip(*results, strict=True)
         measures = measured[-1]
-        if not self.task.is_running:
+        if self.parts > 1 and not self.task.is_running:
             measures = {name: sum(one[name] for one in measured) / len(measured) for name in measures}
         step_ms, first_call_ms = (wall_ms, None) if was_warm else (None, wall_ms)
         return StepResult(sum(losses) / len(losses), measures, rates[-1], step_ms, first_call_ms, caching_ms)

@@ -140,7 +140,7 @@ def as_numbers(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor)
 
 def as_number(value: tf.Tensor) -> Any:
     """A float, or lists of them for a metric that has several."""
-    return float(value) if value.shape.rank == 0 else value.numpy().tolist()
+    return value.numpy().tolist() if np.ndim(value) else float(value)
 
 
 def drop_missing(
