@@ -11,6 +11,7 @@ metrics and all other callbacks; `Trainer.step` takes its place for what happens
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import os
 from collections import deque
@@ -103,6 +104,13 @@ class ElasticTraining(keras.callbacks.Callback):
         )
         self._table, self._scheme, self._verbose = table, scheme, verbose
         self._trainer: Trainer | None = None
+        self._task: CompiledTask | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ElasticTraining:
+        """The same callback before its first `fit`; Keras Tuner makes one for each trial."""
+        other = copy.copy(self)
+        other._model = other._trainer = other._task = None
+        return other
 
     @property
     def history(self) -> History:
@@ -122,8 +130,8 @@ class ElasticTraining(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
-        self._trainer, self._is_called = None, False
-        self._task: CompiledTask | None = None
+        self._trainer = self._task = None
+        self._is_called = False
         self._first_epoch: int | None = None
         self._keras_function, self.model.train_function = self.model.train_function, self._train_function
 

@@ -1,0 +1,58 @@
+"""Which tensors train in `fit`, and the line that says so."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import make_table
+
+from elastic_trainer import ElasticTraining
+from elastic_trainer.selection.select import Selection
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+X, Y = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32), np.arange(16) % 3
+
+
+class UnusedLast(keras.Model):
+    """Its last layer has weights, and `call` does not use it."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = [keras.layers.Dense(size) for size in (4, 4, 3, 5)]
+        self.all[-1].build((None, 3))
+
+    def call(self, inputs):
+        return self.all[2](self.all[1](self.all[0](inputs)))
+
+
+def unused_last():
+    model = UnusedLast()
+    model(X)
+    model.compile("sgd", LOSS)
+    return model
+
+
+def output_without_loss():
+    inputs = keras.Input((6,))
+    h = keras.layers.Dense(4)(keras.layers.Dense(4)(inputs))
+    model = keras.Model(inputs, [keras.layers.Dense(3)(h), keras.layers.Dense(2)(h)])
+    model.compile("sgd", [LOSS, None])
+    return model
+
+
+@pytest.mark.parametrize("make", [unused_last, output_without_loss])
+def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_as_the_head(make, capsys):
+    model = make()
+    before, settings = model.get_weights(), {"scheme": "elastic_training_upper_part", "correct_budget": False}
+    model.fit(X, Y, verbose=0, callbacks=[ElasticTraining(0.7, table=make_table(model), **settings)])
+    moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    line = f"{sum(moved)} of 6 tensors train, predicted 0.67 of plain fit's step time; the loss does not depend on 2"
+    assert moved[4] and moved[5] and not moved[0] and line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("predicted_ms", "says_why"), [(3.0, True), (4.9, False)])
+def test_the_line_says_why_a_budget_is_not_filled(predicted_ms, says_why):
+    importance = np.array([0.5, -1.0, 0.0, 1.0])
+    selection = Selection(importance > 0, importance, predicted_ms, budget_step_ms=5.0, rho=0.5)
+    line = selection.text(np.ones(4, bool))
+    assert line.startswith(f"2 of 4 tensors train, predicted {predicted_ms / 10:.2f} of")
+    assert line.endswith("; 2 others would not lower the loss now") == says_why
