@@ -69,7 +69,7 @@ def test_averages_that_are_swapped_in_for_validation_and_at_the_end_are_those_of
         swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
         history = model.fit(X, Y, **FIT, epochs=3, validation_data=(X, Y), callbacks=[*others, swap]).history
         results.append([*history["loss"], *history["val_loss"]])
-    np.testing.assert_allclose(*results, rtol=1e-4)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4)
 
 
 def compile_again(model):

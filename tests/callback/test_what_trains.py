@@ -43,8 +43,9 @@ def output_without_loss():
 def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_as_the_head(make, rho, capsys):
     """Only the head fits."""
     model = make()
-    before, settings = model.get_weights(), {"scheme": "elastic_training_upper_part", "correct_budget": False}
-    model.fit(X, Y, verbose=0, callbacks=[ElasticTraining(rho, table=make_table(model), **settings)])
+    before, scheme = model.get_weights(), "elastic_training_upper_part"
+    elastic = ElasticTraining(rho, table=make_table(model), scheme=scheme, correct_budget=False)
+    model.fit(X, Y, verbose=0, callbacks=[elastic])
     moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
     assert np.flatnonzero(moved).tolist() == [4, 5]
     text = capsys.readouterr().out

@@ -48,7 +48,7 @@ def test_elastic_run_records_slowdown_and_correction(tmp_path):
 
 
 def test_gradient_passes_do_not_change_the_weights():
-    """At rho 1 selections depend only on importance, so runs with and without gradient passes are equal."""
+    """At rho 1 everything is selected, so runs with and without gradient passes are equal."""
     weights, passes = [], []
     for correct in (True, False):
         model = make_small_model()
