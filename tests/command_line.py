@@ -5,8 +5,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
+
+import keras
 
 import data
+from elastic_trainer.cli.train_command import parse_training
+from main import train_run
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,6 +47,19 @@ def error_line(script, *arguments):
 def run_data(*words):
     """Run a command of data.py in this process."""
     data.main([*map(str, words)])
+
+
+def run_here(main, script, *words):
+    """Run the function `main` of a script in this process, where TensorFlow is imported already."""
+    keras.utils.clear_session()  # layers are numbered as in a new process
+    with mock.patch("sys.argv", [script, *map(str, words)]):
+        main()
+
+
+def train_here(*words):
+    """Train by the flags of main.py in this process; a deadline counts from now."""
+    keras.utils.clear_session()
+    train_run(parse_training([*map(str, words)]))
 
 
 def start_training(*arguments):

@@ -16,6 +16,7 @@ from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing import measuring, profiling
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TimingTable
@@ -128,6 +129,14 @@ def small_vit():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vit_keras.vit.CONFIG_B", SMALL_VIT)
         yield
+
+
+@pytest.fixture
+def quick_profiles(monkeypatch):
+    """Timing tables that this process measures are of few selections, rounds and traced steps."""
+    monkeypatch.setattr(measuring, "CALIBRATION", measuring.QUICK_CALIBRATION)
+    monkeypatch.setattr(measuring, "MAX_ROUNDS", measuring.MIN_ROUNDS)
+    monkeypatch.setattr(profiling, "MAX_TRACED", profiling.MIN_TRACED)
 
 
 @pytest.fixture

@@ -1,77 +1,62 @@
 """The command lines as a user runs them."""
 
 import json
-import re
 
-import keras
+import plot
 import pytest
-from command_line import NETWORK, ROOT, command, error_line
+from command_line import NETWORK, ROOT, command, error_line, run_here, train_here
 
-from elastic_trainer.cli.train_command import parse_training
+import profiler
 from elastic_trainer.errors import UserError
-from main import train_run
 
 
 def test_bad_option_is_one_line_on_stderr():
     assert "--rho: must be above 0 and at most 1, not '7'" in error_line("main.py", "--rho", "7")
 
 
+@pytest.mark.usefixtures("quick_profiles")
 def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     """Profile, train and compare as a user does, on the digits, with some mistakes."""
     flags = [*NETWORK, "--logdir", tmp_path]
-
-    def here(*more):
-        """main.py in this process."""
-        keras.utils.clear_session()
-        train_run(parse_training([*map(str, (*flags, *more))]))
-
-    profiled = command("profiler.py", *flags)
-    assert profiled.returncode == 0, profiled.stderr
-    assert "operation time that matched no operation of the network: 0." in profiled.stdout
-    assert "smallest feasible rho" in profiled.stdout
+    run_here(profiler.main, "profiler.py", *flags)
+    out = capsys.readouterr().out
+    assert "operation time that matched no operation of the network: 0." in out and "smallest feasible rho" in out
     [folder] = (tmp_path / "profiles").glob("*_16_10_64")
     assert {"table.csv", "profile.json", "timing.png", "timing.pdf"} <= {path.name for path in folder.iterdir()}
-    profile = json.loads((folder / "profile.json").read_text())
+    original = (folder / "profile.json").read_text()
+    profile = json.loads(original)
     assert profile["full_step_ms"] == pytest.approx(profile["forward_ms"] + profile["backward_ms"])
 
     profile["environment"]["packages"]["tensorflow"] = "2.0.0"
-    original = (folder / "profile.json").read_text()
     (folder / "profile.json").write_text(json.dumps(profile))
-    with pytest.raises(UserError, match=r"different setup: tensorflow 2\.0\.0.* or use it anyway with --allow_stale"):
-        here()
+    with pytest.raises(UserError, match=r"different setup: tensorflow 2.0.0.* or use it anyway with --allow_stale"):
+        train_here(*flags)
     assert len(list(tmp_path.iterdir())) == 1, "a refused run leaves nothing"
-    here("--max_steps", 1, "--run_name", "stale", "--allow_stale_profile", "--rho", 0.9)
+    train_here(*flags, "--max_steps", 1, "--run_name", "stale", "--allow_stale_profile", "--rho", 0.9)
     out = capsys.readouterr().out
     assert "warning: " in out and "used anyway (--allow_stale_profile)" in out
-    (folder / "profile.json").write_text(original.replace(json.loads(original)["graph_digest"], "0" * 16))
+    (folder / "profile.json").write_text(original.replace(profile["graph_digest"], "0" * 16))
     with pytest.raises(UserError, match=r"profiled with other operations.* make it again: python profiler"):
-        here()
+        train_here(*flags)
     (folder / "profile.json").write_text(original)
     with pytest.raises(UserError, match=r"--rho 0.01: training the head alone takes.* give at least 0\."):
-        here("--rho", 0.01)
+        train_here(*flags, "--rho", 0.01)
 
     run = ["--max_steps", "6", "--run_name", "mine", "--rho", "0.9"]
-    done = command("main.py", *flags, *run)
+    done = command("main.py", *flags, *run)  # a process of its own finds the same network
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[-3:]] == ["accuracy", "time:", "next:"]
-    here(*run)
+    train_here(*flags, *run)
     assert (tmp_path / "mine" / "summary.json").is_file() and (tmp_path / "mine-2" / "summary.json").is_file()
-
-    hurried = [*flags, "--deadline", "40", "--run_name", "hurried"]
-    done = command("main.py", *hurried)
-    assert done.returncode == 0, done.stderr
-    [epochs] = re.findall(r"--deadline 40s: (\d+) epochs, ", done.stdout)
-    assert json.loads((tmp_path / "hurried" / "config.json").read_text())["num_epochs"] == int(epochs) > 0
-    here("--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine")
+    train_here(*flags, "--train_type", "full_training", "--max_steps", "6", "--overwrite", "--run_name", "mine")
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert summary["train_type"] == "full_training" and summary["rho"] is None
     assert len(list((tmp_path / "mine").glob("events.out.*"))) == 1, "the old run is not mixed into the new one"
 
-    compared = command(
-        "scripts/figures/plot.py", "curves", tmp_path / "mine", tmp_path / "mine-2", "--output", tmp_path / "figure"
-    )
-    assert compared.returncode == 0, compared.stderr
-    lines = compared.stdout.splitlines()
+    capsys.readouterr()
+    runs = [tmp_path / "mine", tmp_path / "mine-2"]
+    run_here(plot.main, "plot.py", "curves", *runs, "--output", tmp_path / "figure")
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "scheme"
     assert [line.split("  ")[0] for line in lines[2:4]] == ["ElasticTrainer", "Full training"]
     assert (tmp_path / "figure.pdf").is_file() and (tmp_path / "figure.png").is_file()
@@ -79,7 +64,6 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
 
 def test_a_model_that_cannot_be_saved_is_refused_before_training(tmp_path):
     model = [*NETWORK, "--model_name", f"{ROOT}/tests/zoo.py:subclassed", "--train_type", "full_training"]
-    message = "--save_model: Keras cannot save this model and load it again: Object Subclassed was created"
-    with pytest.raises(UserError, match=message):
-        train_run(parse_training([*model, "--logdir", str(tmp_path), "--save_model"]))
+    with pytest.raises(UserError, match="--save_model: Keras cannot save this model and load it again: Object Subcl"):
+        train_here(*model, "--logdir", tmp_path, "--save_model")
     assert not list(tmp_path.iterdir()), "a refused run leaves nothing"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -88,11 +89,14 @@ def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(wor
     assert table_file.stat().st_mtime_ns == written and "no timing table" not in capsys.readouterr().out
 
 
-def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words):
+def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, capsys):
     command = parse_training([*words, "hurried", "--deadline", "120"])
     assert {"num_epochs", "batch_size"} <= command.open
     train_run(command)
+    [epochs] = re.findall(r"^--deadline 2m: (?:about )?(\d+) epochs, ", capsys.readouterr().out, re.MULTILINE)
+    config = json.loads((folder_of(words) / "hurried" / "config.json").read_text())
     summary = summary_of(words, "hurried")
+    assert config["num_epochs"] == int(epochs) > 1
     assert summary["steps"] == summary["planned_steps"] == 600
     assert 1 < summary["elapsed_seconds"] < 120
     assert summary["elapsed_seconds"] > summary["train_seconds"] + summary["validation_seconds"]

@@ -13,13 +13,14 @@ import keras
 import paper_figures
 import pytest
 import run_figure
-from command_line import ROOT
+from command_line import ROOT, run_here, train_here
 from conftest import make_table
 from made_up_runs import rows_of
 from runner import carry_out, write_jobs
 from small_tfds import prepare_small
 
 import models
+import profiler
 from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
@@ -27,7 +28,6 @@ from elastic_trainer.machine import environment
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.timing.table import save_table, table_folder, table_settings
-from main import train_run
 
 SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")
 
@@ -149,7 +149,8 @@ def wait_for(pattern, folder, process):
         time.sleep(0.02)
 
 
-def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_repeated(tmp_path):
+@pytest.mark.usefixtures("quick_profiles")
+def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_repeated(tmp_path, monkeypatch):
     words = [sys.executable, str(ROOT / "scripts/figures/run_figure.py"), "15_ego", "--scale", "quick", "--seeds", "2"]
     words += [*SMALL, "--batch_size", "64", "--output", str(tmp_path / "figure")]
     more = ["--", "--max_steps", "40", "--num_epochs", "4", "--rho", "0.9"]
@@ -161,13 +162,16 @@ def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_r
         return done.stdout
 
     assert "2 runs in" in run(*words, "--jobs", jobs, *more) and not logs.exists()
-    run("sh", tmp_path / "jobs_profiles.txt")
+    [line] = (tmp_path / "jobs_profiles.txt").read_text().splitlines()
+    monkeypatch.chdir(tmp_path)
+    run_here(profiler.main, "profiler.py", *shlex.split(line.partition("profiler.py")[2]))
     [profile] = logs.glob("profiles/*/profile.json")
     made = profile.stat().st_mtime_ns
     run("sh", tmp_path / "jobs_profiles.txt")
     assert profile.stat().st_mtime_ns == made, "the table is kept"
     # The second job is killed, then a figure is stopped while it does the first.
-    job = f"exec {jobs.read_text().splitlines()[1]} --checkpoint_minutes 0"
+    first, second = jobs.read_text().splitlines()
+    job = f"exec {second} --checkpoint_minutes 0"
     with subprocess.Popen(["sh", "-c", job], cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
         wait_for("*seed1/checkpoints/*.npz", logs, killed)
         killed.kill()
@@ -178,16 +182,14 @@ def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_r
         _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 128 + signal.SIGTERM and "stopped; start it again to continue" in errors, errors
     assert len([*logs.glob("*seed0/checkpoints/*")]) == 1, "the run had time to save its checkpoint"
-    run("sh", jobs)
-    assert "2 of 2 runs are complete" in run(*words, *more)
+    run("sh", "-c", first)
+    [summary] = logs.glob("*/summary.json")
+    made = summary.stat().st_mtime_ns
+    continued = run(*words, *more)
+    assert "1 of 2 runs are complete" in continued and continued.count("\nrun 1 of 1: ") == 1
+    assert summary.stat().st_mtime_ns == made and len([*logs.glob("*/summary.json")]) == 2
     rows = rows_of(tmp_path / "figure")
     assert {(row["scheme"], row["seed"]) for row in rows} == {("ElasticTrainer ρ=90%", seed) for seed in "01"}
-    summaries = sorted(logs.glob("*/summary.json"))
-    kept = [path.stat().st_mtime_ns for path in summaries]
-    summaries[0].unlink()  # as if the run had been interrupted before its end
-    again = run(*words, *more)
-    assert "1 of 2 runs are complete" in again and again.count("\nrun 1 of 1: ") == 1
-    assert [path.stat().st_mtime_ns != time for path, time in zip(summaries, kept, strict=True)] == [True, False]
     with pytest.raises(UserError, match=r"holds a run made with --learning_rate 0.002, not 1.0; give another"):
         carry_out(make_runs(*words[2:], "--logdir", logs, *more, "--learning_rate", "1"))
 
@@ -195,12 +197,12 @@ def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_r
 def train_or_profile(run):
     """A run in this process; `carry_out` starts those of the test above in others."""
     if run.profile_only:
-        carry_out([run])
+        run_here(profiler.main, *run.profile_words)
     else:
-        keras.utils.clear_session()
-        train_run(run.command)
+        train_here(*run.words[1:])
 
 
+@pytest.mark.usefixtures("quick_profiles")
 def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tmp_path, monkeypatch):
     prepare_small(paper_figures.CUB, tmp_path / "data", monkeypatch)
     started = set()
