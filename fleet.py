@@ -130,7 +130,7 @@ def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[tuple[L
     """The link to real boards, through Flower, and the clock of the rounds."""
     from elastic_trainer.extensions.fleet.roster import Clock
 
-    with superlink(command.fleet, folder, check) as link:
+    with superlink(command.fleet, folder, check, say) as link:
         say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
         yield link, Clock(check=check)
 

@@ -1,6 +1,8 @@
-"""Flower's processes: the SuperLink of a server and the SuperNode of a board, and the app that both run.
+"""Flower's processes: the SuperLink of a server, and the SuperNode of a board.
 
-Nothing is sent to anybody else: telemetry and the search for updates are off, and no app's requirements are installed.
+Both listen on this machine only; boards reach the SuperLink through the `gate`. Both leave their tasks to whoever has
+the secret that they were started with (`runtime`). Nothing is sent to anybody else: telemetry and the search for
+updates are off, and no app's requirements are installed.
 """
 
 from __future__ import annotations
@@ -8,27 +10,35 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
+import secrets
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.link import FlowerLink, Socket, answer
 from elastic_trainer.extensions.fleet.messages import Parcel
 from elastic_trainer.extensions.fleet.settings import BoardSettings, FleetSettings
-from elastic_trainer.files import write_text, writing
+from elastic_trainer.files import writing
 
-ROOT, APP = Path(__file__).resolve().parents[3], Path(__file__).resolve().with_name("app")
+if TYPE_CHECKING:
+    from elastic_trainer.extensions.fleet.runtime import FlowerLink, Runtime
+
+APP = Path(__file__).resolve().with_name("app")
 START_SECONDS = 120  # in which SuperLink and ServerApp have started, on a slow board too
 HERE = ("127.0.0.1", "localhost", "::1")
-SHORT_SECONDS, MAX_STARTS = 10.0, 5  # a SuperNode that ends so soon, and so often, will not run
+CONNECT_SECONDS = 10.0
+NO_KEY = 2001, 2004  # Flower's codes where the server wants a key, or does not know it
+SHORT_SECONDS, MAX_PAUSE = 10.0, 60.0  # after a SuperNode that ends sooner, the next one starts later each time
 GOODBYE_SECONDS = 3.0  # in which Flower passes on a board's last answer
 LINK_LOG, NODE_LOG = "superlink.log", "supernode.log"
+TASKS = ("--isolation", "process", "--superexec-auth-secret-file")
 # Runs a command that ends when this process does, so that a killed `fleet.py` leaves none behind (1: PR_SET_PDEATHSIG).
 _WITH_PARENT = """import ctypes, os, sys
 if sys.platform.startswith("linux"):
@@ -47,20 +57,18 @@ def check_flower() -> None:
 
 
 @contextlib.contextmanager
-def _home(messengers: Socket) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder for Flower's own files while the block runs, and the environment of its processes."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with contextlib.closing(messengers), tempfile.TemporaryDirectory(prefix="elastic-fleet-") as folder:
+def _home() -> Iterator[tuple[Path, dict[str, str]]]:
+    """A file with a new secret, which nobody else can read, and the environment of one of Flower's processes."""
+    with tempfile.TemporaryDirectory(prefix="elastic-fleet-") as folder:
+        secret = Path(folder) / "secret"
+        secret.write_bytes(secrets.token_bytes(32))
         yield (
-            Path(folder),
+            secret,
             {
                 **os.environ,
-                **messengers.environment,
                 "FLWR_HOME": folder,
                 "FLWR_TELEMETRY_ENABLED": "0",
                 "FLWR_DISABLE_UPDATE_CHECK": "1",
-                "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; by default a message waits for up to 1 s longer
-                "PYTHONPATH": os.pathsep.join(paths),
                 "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             },
         )
@@ -93,9 +101,10 @@ def _process(words: Sequence[str], log: Path, environment: Mapping[str, str]) ->
 
 def _last_error(log: Path) -> str:
     """The last line in a log that tells of an error, without its colours."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if "rror" in line or "ERROR" in line]
+    marks = "rror", "ERROR", "[code: "
+    lines = [line for line in log.read_text(errors="replace").splitlines() if any(mark in line for mark in marks)]
     text = lines[-1] if lines else "no reason is given"
-    return " ".join(part for part in text.replace("\x1b", " ").split() if not part.startswith("["))
+    return re.sub(r"\x1b\[\d+m", "", text).strip()
 
 
 def _check_port(host: str, port: int) -> None:
@@ -148,19 +157,6 @@ def _public_keys(settings: FleetSettings) -> list[Path]:
     return found
 
 
-def _flwr(words: Sequence[str], environment: Mapping[str, str], what: str) -> None:
-    """Run Flower's command line. Raises `UserError` that starts with `what` if it fails."""
-    try:
-        done = subprocess.run(
-            ["flwr", *words], env=environment, check=False, capture_output=True, text=True, timeout=START_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{what}: no answer within {START_SECONDS:.0f} s") from None
-    if done.returncode:
-        reason = " ".join(part for part in f"{done.stdout} {done.stderr}".split() if part.isascii())
-        raise UserError(f"{what}: {reason[-300:]}")
-
-
 def check_server(settings: FleetSettings) -> None:
     """Raise now the `UserError` that `superlink` would raise for settings that do not fit, or a port in use."""
     _tls_files(settings)
@@ -169,39 +165,44 @@ def check_server(settings: FleetSettings) -> None:
 
 
 @contextlib.contextmanager
-def superlink(settings: FleetSettings, folder: Path, check: Callable[[], object]) -> Iterator[FlowerLink]:
-    """A SuperLink with our ServerApp, while the block runs, and the link to the boards.
+def superlink(
+    settings: FleetSettings, folder: Path, check: Callable[[], object], say: Callable[[str], object] = print
+) -> Iterator[FlowerLink]:
+    """A SuperLink whose ServerApp is this process, while the block runs, and the link to the boards.
 
     Args:
-        settings: where it listens.
+        settings: where boards reach it.
         folder: of the run; Flower's log is written there.
         check: is called while waiting; may raise an error to stop.
+        say: is given a line on each stranger.
 
     Raises:
         UserError: it does not start.
     """
-    log, files = folder / LINK_LOG, _tls_files(settings)
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", *HERE) else settings.host
-    safety = f'root-certificates = "{files["--ssl-ca-certfile"]}"' if files else "insecure = true"
-    connection = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{host}:{settings.port}"\n{safety}\n'
-    words = ["flower-superlink", "--host", settings.host, "--port", str(settings.port)]
-    words += ["--disable-runtime-dependency-installation"]  # which would ask a package index
+    from flwr.supercore.constant import TaskType
+
+    from elastic_trainer.extensions.fleet.gate import gate
+    from elastic_trainer.extensions.fleet.runtime import FlowerLink, Runtime, start_app
+
+    log, files, port = folder / LINK_LOG, _tls_files(settings), free_port()
+    words = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
     words += [word for flag, path in files.items() for word in (flag, str(path))] if files else ["--insecure"]
     words += ["--enable-supernode-auth"] if settings.node_keys else []
-    messengers = Socket()
-    with _home(messengers) as (home, environment), _process(words, log, environment) as process:
-        write_text(home / "config.toml", connection)
-        _wait_until(lambda: _listens(host, settings.port), process, log, check)
-        for key in _public_keys(settings):
-            _flwr(["supernode", "register", str(key), "here"], environment, f"--node_keys: {key.name} cannot be used")
-        _flwr(["run", str(APP), "here"], environment, "Flower does not start the fleet's app")
-        found: list[FlowerLink] = []
-        threading.Thread(target=lambda: found.append(FlowerLink(messengers.accept())), daemon=True).start()
-        _wait_until(lambda: bool(found), process, log, check)
-        try:
-            yield found[0]
-        finally:
-            found[0].close()
+    words += ["--disable-runtime-dependency-installation"]  # which would ask a package index
+    with contextlib.ExitStack() as stack:
+        secret, environment = stack.enter_context(_home())
+        process = stack.enter_context(_process([*words, *TASKS, str(secret)], log, environment))
+        _wait_until(lambda: _listens("127.0.0.1", port), process, log, check)
+        runtime = Runtime(f"127.0.0.1:{port}", secret.read_bytes(), process, files.get("--ssl-ca-certfile"))
+        start_app(runtime, APP, _public_keys(settings))
+        for token in runtime.tokens(TaskType.SERVER_APP, check):
+            link = FlowerLink(runtime, token)
+            stack.enter_context(link.is_open())
+            upstream = f"http{'s' if files else ''}://{runtime.address}"
+            stack.enter_context(gate(settings.host, settings.port, files, upstream, say))
+            yield link
+            return
+        raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
 
 
 def _listens(host: str, port: int) -> bool:
@@ -240,31 +241,51 @@ def check_board(settings: BoardSettings) -> None:
         raise UserError("--private_key: needs --root_certificates; leave it out, or give both")
 
 
-@contextlib.contextmanager
-def _supernode(settings: BoardSettings, folder: Path) -> Iterator[Socket]:
-    """A SuperNode while the block runs, and the socket to which its messengers bring messages.
+def _answers(settings: BoardSettings) -> bool:
+    """Whether the server can be reached.
 
-    Where it ends by itself, a message of the kind "down" comes, whose value "why" is its last error.
+    Raises:
+        UserError: it shows another certificate than the board expects. Flower would try for ever, and not say why.
     """
-    messengers, log = Socket(), folder / NODE_LOG
-    words = ["flower-supernode", "--superlink", settings.superlink, "--port", str(free_port())]
+    host, _, port = settings.superlink.rpartition(":")
+    host, authority = host.strip("[]"), settings.root_certificates
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS) as connection:
+            if authority is not None:
+                with ssl.create_default_context(cafile=authority).wrap_socket(connection, server_hostname=host):
+                    return True
+            connection.sendall(b"HEAD / HTTP/1.1\r\nHost: fleet\r\nConnection: close\r\n\r\n")
+            if not connection.recv(5).startswith(b"HTTP"):
+                raise UserError(
+                    f"--superlink {settings.superlink}: the server uses TLS; --root_certificates must name its ca.crt"
+                )
+            return True
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"--root_certificates {authority}: does not vouch for the server at {settings.superlink} "
+            f"({error.verify_message}); copy the server's ca.crt again"
+        ) from error
+    except ssl.SSLError as error:
+        raise UserError(
+            f"--root_certificates {authority}: cannot be used with the server at {settings.superlink} "
+            f"({error.reason or error}); a server without --certificates needs none"
+        ) from error
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _supernode(settings: BoardSettings, folder: Path) -> Iterator[Runtime]:
+    """A SuperNode while the block runs."""
+    from elastic_trainer.extensions.fleet.runtime import Runtime
+
+    port, log = free_port(), folder / NODE_LOG
+    words = ["flower-supernode", "--superlink", settings.superlink, "--host", "127.0.0.1", "--port", str(port)]
     certificates, key = settings.root_certificates, settings.private_key
     words += ["--root-certificates", str(certificates.absolute())] if certificates else ["--insecure"]
     words += ["--auth-supernode-private-key", str(key.absolute())] if key else []
-    with _home(messengers) as (_, environment), _process(words, log, environment) as process:
-        has_ended = threading.Event()
-
-        def watch() -> None:
-            process.wait()
-            if not has_ended.is_set():
-                with contextlib.suppress(OSError):
-                    messengers.tell("down", _last_error(log))
-
-        threading.Thread(target=watch, daemon=True).start()
-        try:
-            yield messengers
-        finally:
-            has_ended.set()
+    with _home() as (secret, environment), _process([*words, *TASKS, str(secret)], log, environment) as process:
+        yield Runtime(f"127.0.0.1:{port}", secret.read_bytes(), process)
 
 
 def take_part(
@@ -281,21 +302,31 @@ def take_part(
     A SuperNode ends when a SuperLink that has started again does not know it. It is started again then.
 
     Raises:
-        UserError: it ends as soon as it has started, `MAX_STARTS` times.
+        UserError: the server has other certificates, or does not take this board's key.
     """
-    short = 0
+    from elastic_trainer.extensions.fleet.runtime import parcels
+
+    short, log = 0, folder / NODE_LOG
     while True:
+        if not _answers(settings):
+            say(f"waiting for the server at {settings.superlink}")
+            while not _answers(settings):
+                time.sleep(1)
         start = time.monotonic()
-        with _supernode(settings, folder) as messengers:
-            while (message := answer(messengers, handle)).kind != "down":
+        with _supernode(settings, folder) as runtime:
+            for message in parcels(runtime, handle):
                 if message.kind == "end":
                     time.sleep(GOODBYE_SECONDS)
                     return message
                 if message.kind == "train":
                     afterwards()
         short = short + 1 if time.monotonic() - start < SHORT_SECONDS else 0
-        why = f"Flower's SuperNode has ended ({message.values['why']})"
-        if short == MAX_STARTS:
-            raise UserError(f"--superlink {settings.superlink}: {why}; all its messages are in {folder / NODE_LOG}")
-        say(f"{why}; it starts again")
-        time.sleep(1 + 2 * short)  # a SuperLink that has just started knows no keys yet
+        why = _last_error(log)
+        if any(f"[code: {code}]" in why for code in NO_KEY):
+            key = "none" if settings.private_key is None else settings.private_key
+            raise UserError(
+                f"--private_key {key}: the server does not know this key; the server's --node_keys must have its .pub "
+                "file when it starts (docs/fleet.md)"
+            )
+        say(f"Flower's SuperNode has ended ({why}; all its messages are in {log}); it starts again")
+        time.sleep(min(2**short, MAX_PAUSE))

@@ -53,17 +53,20 @@ class Member:
 
     Attributes:
         node: its number in Flower, another one after each start.
-        name: its own; until it has said it, its number.
+        name: that of its key; without a key its own, and until it has said it, its number.
         about: what it said of itself when it got ready; None before.
         sent: the message that it has not answered, or None.
         failures: how often in a row it replied that it could not do what it was asked for.
+        is_known: whether it has been ready before.
     """
 
     node: int
     name: str
+    has_key: bool = False
     about: About | None = None
     sent: Sent | None = None
     failures: int = 0
+    is_known: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -156,16 +159,16 @@ class Roster:
         """Greet new boards, and forget those that are gone."""
         if self.clock.now() - self._looked < NODES_SECONDS:
             return
-        self._looked, online = self.clock.now(), {*self._link.nodes()}
-        for node in {*self._members} - online:
+        self._looked, online = self.clock.now(), self._link.nodes()
+        for node in {*self._members} - {*online}:
             member = self._members.pop(node)
             self.say(f"board {member.name} is gone")
             for other in [one for one, name in self._replaced.items() if name == member.name]:
                 del self._replaced[other]
                 if other in self._members:
                     self._members[other].failures = 0
-        for node in online - {*self._members}:
-            self._members[node] = Member(node, f"number {node}")
+        for node in {*online} - {*self._members}:
+            self._members[node] = Member(node, online[node] or f"number {node}", has_key=bool(online[node]))
         for member in self._members.values():
             if member.about is None and member.sent is None and member.failures < MAX_FAILURES:
                 self._send(member, self.hello(), HELLO_SECONDS, "getting ready")
@@ -202,6 +205,8 @@ class Roster:
             member.failures = MAX_FAILURES
             self.say(f"board {member.name}: its first answer is wrong ({error}); it is left out")
             return
+        if member.has_key:  # nobody can take the name of another board's key
+            about = about._replace(name=member.name)
         for node, other in [*self._members.items()]:
             if other.name == about.name and other is not member:
                 if member.node in self._replaced:
@@ -211,8 +216,8 @@ class Roster:
                 del self._members[node]
                 self._replaced[node] = other.name
                 self.say(f"board {other.name} has started again")
-        is_back, member.name, member.about = member.name == about.name, about.name, about
-        if not is_back:
+        is_known, member.is_known, member.name, member.about = member.is_known, True, about.name, about
+        if not is_known:
             self.say(
                 f"board {about.name}: {about.images} photos, a pass over them takes {about.full_seconds:.1f} s, "
                 f"of its head alone {about.head_seconds:.1f} s"

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +22,9 @@ pytest.importorskip(
     "flwr", reason="Flower is not installed here; ./scripts/run_fleet.sh --tests runs this in .venv-fleet"
 )
 
+import httpx
+
+from elastic_trainer.extensions.fleet.link import LinkDownError
 from elastic_trainer.extensions.fleet.processes import free_port, superlink
 from elastic_trainer.extensions.fleet.settings import FleetSettings
 
@@ -94,7 +98,7 @@ def fleet(tmp_path):
 def run_server(folder, port, said, watch=lambda: None, **settings):
     """A server of a small network, which it has changed as the good boards ask."""
     wanted = FleetSettings(port=port, **{"grace": 8.0, "rounds": 2, "round_seconds": 1.0, **settings})
-    with superlink(wanted, folder, watch) as link:
+    with superlink(wanted, folder, watch, said.append) as link:
         server = make_server(folder, link, said, make_small_data(), **vars(wanted))
         before = dict(server.weights)
         server.run()
@@ -179,24 +183,79 @@ def test_a_killed_server_goes_on_and_a_second_one_is_refused(fleet, tmp_path):
     assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "best.keras").is_file()
 
 
-def test_with_tls_only_boards_with_a_known_key_take_part(fleet, tmp_path):
-    port, start, _ = fleet
-    said: list[str] = []
-    commands = re.findall(r"^(?:openssl|ssh-keygen) .*(?:\\\n.*)*", (ROOT / "docs" / "fleet.md").read_text(), re.M)
-    assert len(commands) == 4
+def test_a_killed_superlink_ends_the_server_at_once(tmp_path):
+    with superlink(FleetSettings(port=free_port()), tmp_path, lambda: None) as link:
+        assert link.nodes() == {}
+        subprocess.run(["pkill", "-9", "-P", str(os.getpid()), "-f", "flower-superlink"], check=True)
+        start = time.monotonic()
+        with pytest.raises(LinkDownError, match=r"SuperLink has ended.*--resume"):
+            link.nodes()
+        assert time.monotonic() - start < 20
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """What docs/fleet.md makes, twice: `mine` and `other`, each with certificates/ and the key `key`."""
     if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs openssl and ssh-keygen")
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    script = "\n".join(commands).replace("192.168.1.10", "127.0.0.1").replace("~/.ssh/fleet_key", str(tmp_path / "key"))
-    subprocess.run(["bash", "-ec", script], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "keys").mkdir()
-    (tmp_path / "key.pub").rename(tmp_path / "keys" / "known.pub")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / "other"], check=True)
-    certificate = ("--root_certificates", folder / "ca.crt")
-    start("known", "good", *certificate, "--private_key", tmp_path / "key")
-    stranger = start("stranger", "good", *certificate, "--private_key", tmp_path / "other")
-    settings = {"certificates": folder, "node_keys": tmp_path / "keys", "boards": 1, "rounds": 1, "grace": 30.0}
+    commands = re.findall(r"^(?:openssl|ssh-keygen) .*(?:\\\n.*)*", (ROOT / "docs" / "fleet.md").read_text(), re.M)
+    assert len(commands) == 4
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("mine", "other"):
+        script = "\n".join(commands).replace("192.168.1.10", "127.0.0.1").replace("~/.ssh/fleet_key", "key")
+        (folder / name / "certificates").mkdir(parents=True)
+        subprocess.run(["bash", "-ec", script], cwd=folder / name, check=True, capture_output=True)
+    (folder / "keys").mkdir()
+    shutil.copy(folder / "mine" / "key.pub", folder / "keys" / "kitchen.pub")
+    return folder
+
+
+def test_only_boards_with_a_known_key_take_part_under_its_name(fleet, certificates, tmp_path):
+    port, start, _ = fleet
+    said: list[str] = []
+    (mine, other), keys = (certificates / name for name in ("mine", "other")), certificates / "keys"
+    trusted = ("--root_certificates", mine / "certificates" / "ca.crt")
+    start("good", "good", *trusted, "--private_key", mine / "key")
+    outside = {
+        "does not know this key": start("stranger", "good", *trusted, "--private_key", other / "key"),
+        "--private_key none": start("keyless", "good", *trusted),
+        "does not vouch for the server": start("a", "good", "--root_certificates", other / "certificates" / "ca.crt"),
+        "the server uses TLS": start("plain"),
+    }
+    settings = {"certificates": mine / "certificates", "node_keys": keys, "boards": 1, "rounds": 1, "grace": 30.0}
     _, after, boards = run_server(tmp_path / "run", port, said, **settings)
-    assert boards == [0, 1] and is_whole(after) and not any("stranger" in line for line in said)
-    stranger.wait_for("SuperNode has ended", 30)
+    assert boards == [0, 1] and is_whole(after)
+    assert any(line.startswith("board kitchen: 30 photos") for line in said), said  # not "good", as it says itself
+    for why, process in outside.items():
+        process.wait_for(why, 30)
+        assert process.process.wait(30) != 0
+
+
+def test_a_stranger_with_the_servers_certificate_reaches_nothing_but_fleet(certificates, tmp_path):
+    port, said = free_port(), list[str]()
+    folder = certificates / "mine" / "certificates"
+    (tmp_path / "config.toml").write_text(
+        f'[superlink]\ndefault = "x"\n\n[superlink.x]\naddress = "127.0.0.1:{port}"\n'
+        f'root-certificates = "{folder / "ca.crt"}"\n'
+    )
+    wanted = FleetSettings(port=port, certificates=folder, node_keys=certificates / "keys")
+    app = ROOT / "elastic_trainer" / "extensions" / "fleet" / "app"
+    tries = [["supernode", "register", certificates / "other" / "key.pub", "x"], ["run", app, "x"], ["list", "x"]]
+    flwr, environment = Path(sys.executable).with_name("flwr"), {**os.environ, "FLWR_HOME": str(tmp_path)}
+    with superlink(wanted, tmp_path, lambda: None, said.append) as link:
+        for words in tries:
+            done = subprocess.run([flwr, *words], env=environment, check=False, capture_output=True, text=True)
+            assert done.returncode != 0 and "404" in done.stdout + done.stderr, done
+        context = ssl.create_default_context(cafile=folder / "ca.crt")
+        for path in (
+            "/v1/runtime/acquire-task",
+            "/v1/fleet/%2e%2e/control/list-runs",
+            "/v1/fleet/..%2fcontrol/x",
+            "/docs",
+        ):
+            found = httpx.post(f"https://127.0.0.1:{port}{path}", verify=context)
+            assert found.status_code == 404, path
+        too_long = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/push-object", verify=context, content=bytes(17 << 20))
+        assert too_long.status_code == 413
+        assert link.nodes() == {}
+    assert said[0] == "127.0.0.1 was refused: asked for something that is not for boards" and len(said) == 2
