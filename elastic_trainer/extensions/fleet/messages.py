@@ -35,6 +35,7 @@ MAX_REPORTED = 10_000_000  # images, steps, seconds; more are a mistake
 # A change is too large if its norm is above MAX_CHANGE times that of its weights. Each weight counts as at least
 # SMALL_WEIGHT: biases start at 0. A round of normal training changes weights by a few per cent.
 MAX_CHANGE, SMALL_WEIGHT = 10.0, 0.1
+MAX_FEATURE = 1e4  # of the last hidden layer; after normalisation or ReLU6 and pooling, features are below 100
 REPORTED = ("seconds", "predicted_step_ms", "step_ms", "loss")  # of a round, by its board; any may be missing
 
 
@@ -130,12 +131,13 @@ class Update(NamedTuple):
     reported: Mapping[str, float | None] = {}
 
 
-def update_of(parcel: Parcel, images: int, weights: Mapping[str, np.ndarray]) -> Update:
+def update_of(parcel: Parcel, images: int, max_steps: int, weights: Mapping[str, np.ndarray]) -> Update:
     """A board's "trained".
 
     Args:
         parcel: the reply.
         images: of the board.
+        max_steps: that it can have done in the round, by what it said of itself.
         weights: before the round, by name. Changes are of some of them, have their shapes, and are finite and not too
             large (`MAX_CHANGE`).
     """
@@ -149,12 +151,12 @@ def update_of(parcel: Parcel, images: int, weights: Mapping[str, np.ndarray]) ->
         if not np.isfinite(change).all():
             raise ValueError(f"{name} has a value that is not finite")
         norm, least = (float(np.linalg.norm(each.astype(np.float64))) for each in (change, weight))
-        if norm > MAX_CHANGE * max(least, SMALL_WEIGHT * weight.size**0.5):
+        if not norm <= MAX_CHANGE * max(least, SMALL_WEIGHT * weight.size**0.5):
             raise ValueError(f"{name} changes by {norm:.2g}, more than {MAX_CHANGE:g} times its weights")
         changes[name] = change
     values = parcel.values
     reported = {name: None if values.get(name) is None else _number(values, name) for name in REPORTED}
-    return Update(changes, images, int(_number(values, "steps", 1)), reported)
+    return Update(changes, images, int(_number(values, "steps", 1, max_steps)), reported)
 
 
 class Result(NamedTuple):
@@ -188,16 +190,18 @@ def sums_arrays(prefix: str, sums: FeatureSums) -> dict[str, np.ndarray]:
     return {f"{prefix}counts": sums.counts, f"{prefix}means": sums.means, f"{prefix}within": half}
 
 
-def sums_of(parcel: Parcel, prefix: str, classes: int, features: int) -> FeatureSums:
-    """What `sums_arrays` made."""
+def sums_of(parcel: Parcel, prefix: str, classes: int, features: int, images: int) -> FeatureSums:
+    """What `sums_arrays` made, of at most so many `images`."""
     if "none" in parcel.values:
         raise ValueError(printable(str(parcel.values["none"])[:200]))
     found = [parcel.arrays.get(f"{prefix}{name}", np.zeros(0)) for name in ("counts", "means", "within")]
     if [one.shape for one in found] != [(classes,), (classes, features), (features * (features + 1) // 2,)]:
         raise ValueError("its sums are of another network or of other classes")
     counts, means, half = found
-    if not (all(np.isfinite(one).all() for one in found) and (counts >= 0).all()):
-        raise ValueError("its sums are not finite")
+    if counts.dtype.kind != "i" or not ((counts >= 0) & (counts <= images)).all() or counts.sum() > images:
+        raise ValueError(f"its sums are not of its {images} photos")
+    if not ((np.abs(means) <= MAX_FEATURE).all() and (np.abs(half) <= images * MAX_FEATURE**2).all()):
+        raise ValueError("its sums are not finite, or too large")
     within = np.zeros((features, features), np.float32)
     within[np.triu_indices(features)] = half
     return FeatureSums(counts, means, within + np.triu(within, 1).T)

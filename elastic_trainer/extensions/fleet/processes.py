@@ -131,11 +131,12 @@ def free_port() -> int:
 def _tls_files(settings: FleetSettings) -> dict[str, Path]:
     """The files in --certificates by Flower's flags. Raises `UserError` if one is missing, or TLS is needed."""
     folder = settings.certificates
+    if settings.host not in HERE and (folder is None or settings.node_keys is None):
+        raise UserError(
+            f"--host {settings.host}: other machines can reach it, so --certificates and --node_keys are needed "
+            "(docs/fleet.md)"
+        )
     if folder is None:
-        if settings.host not in HERE:
-            raise UserError(
-                f"--host {settings.host}: other machines can reach it, so --certificates is needed (docs/fleet.md)"
-            )
         if settings.node_keys is not None:
             raise UserError("--node_keys: needs --certificates; leave it out, or give both")
         return {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
+from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.average import aggregate, mean_result
 from elastic_trainer.extensions.fleet.board import sent_names, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result, losses_of, result_of, sums_of, update_of
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 # Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
 PASSES, HEAD_PASSES = 1.3, 1 / 3
+MAX_EMPTY = 10  # rounds in a row of which nothing can be used
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
 
@@ -56,6 +58,11 @@ def usual_round_seconds(boards: Collection[About], passes: float = PASSES) -> fl
     fastest = min(board.full_seconds / board.images for board in boards)
     slowest = max(board.head_seconds / board.images for board in boards)
     return float(np.mean([board.images for board in boards]) * max(passes * fastest, HEAD_PASSES * slowest))
+
+
+def max_steps(about: About, seconds: float) -> int:
+    """How many steps a board can do in a round at most: one a photo, head alone, twice as fast as it said."""
+    return math.ceil(2 * about.images * (1 + seconds / about.head_seconds))
 
 
 class FleetServer:
@@ -94,7 +101,7 @@ class FleetServer:
         self._trained = trained_names(model)
         self._read_weights()
         self._untested: dict[str, Any] | None = None  # the row of the model that the boards test next
-        self._steps, self.seconds = 0, 0.0
+        self._steps, self.seconds, self._empty = 0, 0.0, 0
         roster.hello = lambda: Parcel("hello", hello, self.weights)
 
     def run(self) -> None:
@@ -143,7 +150,10 @@ class FleetServer:
     def _first_round(self) -> None:
         """Round 0: the head of all photos, from sums of features, which the boards send (Fed3R)."""
         start, [layer, *_] = self._clock.now(), last_layers(self._model)
-        head, answers = self._first_head(layer)
+        while (found := self._first_head(layer)) is None:
+            self._nothing_came("round 0")
+            self._roster.wait_for(1, is_free=True)
+        (head, answers), self._empty = found, 0
         if head is None:
             self._say("round 0: there are no sums of features; the fleet starts with the head that the network has")
         else:
@@ -154,8 +164,10 @@ class FleetServer:
         boards = len({one.member for one in answers}) if head else 0
         self._end_round({"round_seconds": None, "learning_rate": 0.0}, answers, boards, late=0)
 
-    def _first_head(self, layer: keras.layers.Layer) -> tuple[Head | None, list[Answer]]:
+    def _first_head(self, layer: keras.layers.Layer) -> tuple[Head | None, list[Answer]] | None:
         """The head of the photos of all boards, None if there are no sums of features; and the boards' answers.
+
+        None if no board has answered.
 
         The boards send sums twice: of the photos that a head is fitted to first, and of all. Between them they say how
         well the heads of several shrinkages do on the photos that are held back.
@@ -166,9 +178,12 @@ class FleetServer:
         features, classes = kernel.shape
 
         def sums(answer: Answer) -> list[FeatureSums]:
-            return [sums_of(answer.parcel, prefix, classes, features) for prefix in ("first_", "all_")]
+            images = answer.about.images
+            return [sums_of(answer.parcel, prefix, classes, features, images) for prefix in ("first_", "all_")]
 
         answers = self._asked("sums", self.weights)
+        if not answers:
+            return None
         found = [sums for _, sums in self._parsed(answers, sums, "round 0: board {}: {}; it is left out")]
         if not found:
             return None, answers
@@ -184,7 +199,8 @@ class FleetServer:
             replies = self._asked("losses", arrays)
             losses += [one for one in (losses_of(reply.parcel, shape) for reply in replies) if one is not None]
             answers += replies
-        return FeatureSums.together(wholes).head(*chosen(np.sum(losses, axis=0))), answers
+        head = FeatureSums.together(wholes).head(*chosen(np.sum(losses, axis=0)))
+        return head if all(np.isfinite(part).all() for part in head) else None, answers
 
     def _asked(self, kind: str, arrays: dict[str, np.ndarray]) -> list[Answer]:
         """Answers to what takes a pass over the photos and no training."""
@@ -213,10 +229,13 @@ class FleetServer:
             self._record_tests(answers)
         accepted = self._parsed(
             answers,
-            lambda answer: update_of(answer.parcel, answer.about.images, before),
+            lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),
             f"round {number}: the reply of board {{}} is dropped: {{}}",
         )
-        updates = [update for _, update in accepted]
+        if not accepted:
+            self._nothing_came(f"round {number}")
+            return
+        self._empty, updates = 0, [update for _, update in accepted]
         self._assign(aggregate(before, updates, self.normalised))
         self._steps += sum(update.steps for update in updates)
         self.seconds += self._clock.now() - start
@@ -225,6 +244,13 @@ class FleetServer:
             self.records.add_board(number, answer, update, places, seconds)
         late = asked - len(answers)
         self._end_round({"round_seconds": seconds, "learning_rate": rate}, answers, len(accepted), late)
+
+    def _nothing_came(self, what: str) -> None:
+        """Nothing of a round can be used, so it is repeated. Raises `UserError` after `MAX_EMPTY` times in a row."""
+        self._empty += 1
+        if self._empty == MAX_EMPTY:
+            raise UserError(f"{what}: nothing of what the boards sent could be used, {MAX_EMPTY} times in a row")
+        self._say(f"{what}: nothing that the boards sent can be used; it is repeated")
 
     def _parsed(
         self, answers: Sequence[Answer], parse: Callable[[Answer], Parsed], text: str

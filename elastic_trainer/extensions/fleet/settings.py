@@ -39,13 +39,14 @@ class FleetSettings:
     class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(
         "names of the classes, for a server without photos: the boards then test the models on theirs"))
     host: str = flag("127.0.0.1", NETWORKING, str, "ADDRESS", is_free=True, help=(
-        "address on which the server listens: the one that it has in [the boards' trusted network](fleet.md); needs "
-        "`--certificates`, except for this machine alone"))
+        "address on which the server listens for boards; one that other machines can reach needs `--certificates` and "
+        "`--node_keys`"))
     port: int = flag(PORT, NETWORKING, whole_number(1, 65_535), "PORT", is_free=True, help="port of the server")
     certificates: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
         "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
     node_keys: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
-        "take only boards whose public keys are the files `*.pub` in this folder (needs `--certificates`)"))
+        "take only boards whose public keys are the files `*.pub` in this folder, and name them by these files (needs "
+        "`--certificates`)"))
     grace: float = 20.0
 
 
@@ -59,7 +60,7 @@ class BoardSettings:
     private_key: Path | None = flag(None, NETWORKING, Path, "FILE", help=(
         "key of this board, for a server with `--node_keys`"))
     name: str | None = flag(None, BOARD, str, "NAME", words="the name of the machine", help=(
-        "name of the board in the server's records; two boards must not have the same"))
+        "name of the board in the server's records, where its key gives it none; two boards must not have the same"))
     slowdown: float = flag(1.0, BOARD, number(1, 1000), "TIMES", help=(
         "pretend to be this many times slower, to try a fleet on one machine"))
 

@@ -180,7 +180,7 @@ def test_other_machines_are_reached_with_tls_only(tmp_path):
             check_board(settings)
     port = free_port()
     for fleet, message in (
-        (FleetSettings(host="0.0.0.0", port=port), "--certificates is needed"),
+        (FleetSettings(host="0.0.0.0", port=port), "--certificates and --node_keys are needed"),
         (FleetSettings(node_keys=tmp_path, port=port), "--node_keys: needs --certificates"),
         (FleetSettings(certificates=tmp_path, port=port), "there is no ca.crt"),
     ):

@@ -1,9 +1,15 @@
 """Messages come out as they went in, and what a board replies is what it can be, or refused with the reason."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from elastic_trainer.extensions.fleet.messages import (
+    KINDS,
     Parcel,
     about_of,
     losses_of,
@@ -60,6 +66,7 @@ def test_other_bytes_are_refused(content):
         ({"bias": np.full(4, np.nan)}, 1, "bias has a value that is not finite"),
         ({"bias": np.full(4, 1e300)}, 1, "bias has a value that is not finite"),
         ({"kernel": 1e6 * WEIGHTS["kernel"]}, 1, "kernel changes by"),
+        ({"bias": np.ones(4)}, 21, "steps is 21"),
         ({}, 0, "steps is 0"),
         ({}, float("inf"), "steps is inf"),
         ({}, 10**400, "steps is 1000"),
@@ -68,17 +75,17 @@ def test_other_bytes_are_refused(content):
 )
 def test_an_update_that_cannot_be_is_refused(changes, steps, why):
     with pytest.raises(ValueError, match=f"^{why}"), np.errstate(over="ignore"):
-        update_of(Parcel("trained", {"steps": steps}, changes), 8, WEIGHTS)
+        update_of(Parcel("trained", {"steps": steps}, changes), 8, 20, WEIGHTS)
 
 
 def test_an_update_has_what_its_board_reports():
     changes = {"bias": np.full(4, 0.5, np.float16)}  # it may start at 0
-    update = update_of(Parcel("trained", {"steps": 3, "seconds": 1.5}, changes), 8, WEIGHTS)
+    update = update_of(Parcel("trained", {"steps": 3, "seconds": 1.5}, changes), 8, 20, WEIGHTS)
     assert (update.images, update.steps, update.changes["bias"].dtype) == (8, 3, np.float32)
     assert update.reported["seconds"] == 1.5 and update.reported["loss"] is None
     for seconds in (10**400, -1, float("nan"), "1"):
         with pytest.raises(ValueError, match="seconds is"):
-            update_of(Parcel("trained", {"steps": 3, "seconds": seconds}, changes), 8, WEIGHTS)
+            update_of(Parcel("trained", {"steps": 3, "seconds": seconds}, changes), 8, 20, WEIGHTS)
 
 
 def test_what_a_board_says_of_itself_and_of_tests_can_be():
@@ -95,18 +102,70 @@ def test_what_a_board_says_of_itself_and_of_tests_can_be():
 def test_sums_come_out_as_they_went_in_and_others_are_refused():
     rng = np.random.default_rng(0)
     sums = FeatureSums.of(rng.normal(size=(9, 5)).astype(np.float32), np.arange(9) % 3, 3)
-    arrays = sums_arrays("all_", sums)
-    for name, found in zip(sums._fields, sums_of(Parcel("sums", {}, arrays), "all_", 3, 5), strict=True):
+    sent = sums_arrays("all_", sums)
+    for name, found in zip(sums._fields, sums_of(Parcel("sums", {}, sent), "all_", 3, 5, 9), strict=True):
         np.testing.assert_allclose(found, getattr(sums, name), rtol=1e-6)
     wrong = (
         {"counts": -sums.counts},
         {"counts": np.array(3)},
         {"means": sums.means[:2]},
         {"within": np.full(15, np.nan)},
+        {"within": np.full(15, 1e300)},
+        {"means": np.full((3, 5), 1e9)},
+        {"counts": np.array([3, 3, 4])},
+        {"counts": np.array([np.inf, 0, 0])},
+        {"counts": np.array([2**62, 2**62, 2**63 - 1])},
     )
     for each in wrong:
         with pytest.raises(ValueError, match="its sums are"):
-            sums_of(Parcel("sums", {}, {**arrays, **{f"all_{name}": one for name, one in each.items()}}), "all_", 3, 5)
+            sums_of(Parcel("sums", {}, {**sent, **{f"all_{name}": one for name, one in each.items()}}), "all_", 3, 5, 9)
     with pytest.raises(ValueError, match="no dense layer"):
-        sums_of(Parcel("sums", {"none": "no dense layer"}), "all_", 3, 5)
+        sums_of(Parcel("sums", {"none": "no dense layer"}), "all_", 3, 5, 9)
+    found = sums_of(Parcel("sums", {}, sent), "all_", 3, 5, 9)
+    assert (found.counts.dtype, found.means.dtype, found.within.dtype) == (np.int64, np.float64, np.float32)
     assert losses_of(Parcel("losses", {}, {"losses": np.zeros((6, 3))}), (6, 24)) is None
+
+
+def test_a_change_of_weights_that_are_lost_is_refused():
+    lost = {"bias": np.full(4, np.nan, np.float32)}
+    with pytest.raises(ValueError, match="bias changes by"):
+        update_of(Parcel("trained", {"steps": 1}, {"bias": np.ones(4)}), 8, 20, lost)
+
+
+NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.just(10**400), st.none(), st.booleans(), st.text(max_size=3), st.lists(st.integers())
+)
+REPLIED = st.dictionaries(
+    st.sampled_from(
+        ["steps", "seconds", "loss", "test", "test_images", "images", "full_seconds", "head_seconds", "name"]
+    ),
+    st.one_of(NUMBERS, st.dictionaries(st.sampled_from(["loss", "accuracy"]), NUMBERS)),
+)
+SENT = st.dictionaries(
+    st.sampled_from(["kernel", "bias", "all_counts", "all_means", "all_within", "losses"]),
+    arrays(
+        st.sampled_from([np.dtype(kind) for kind in KINDS]),
+        st.sampled_from([(), (0,), (4,), (3, 4), (3,), (3, 5), (15,), (2, 2)]),
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.builds(Parcel, st.sampled_from(["ready", "trained", "sums"]), REPLIED, SENT))
+def test_any_reply_is_read_or_refused(sent):
+    """What is read can be used: it is finite, and has the shapes and the bounds that the server counts on."""
+    parcel = Parcel.from_bytes(sent.to_bytes())
+    with np.errstate(all="ignore"), suppress(ValueError):
+        update = update_of(parcel, 8, 20, WEIGHTS)
+        assert 1 <= update.steps <= 20
+        assert all(np.isfinite(c).all() and c.shape == WEIGHTS[n].shape for n, c in update.changes.items())
+    with suppress(ValueError):
+        about = about_of(parcel)
+        assert about.images >= 1 and 0 < about.head_seconds <= about.full_seconds < np.inf
+    with suppress(ValueError):
+        result = result_of(parcel, 6)
+        assert 0 <= result.images <= 6 and 0 <= result.accuracy <= 1 and np.isfinite(result.loss)
+    with np.errstate(all="ignore"), suppress(ValueError):
+        assert all(np.isfinite(part).all() for part in sums_of(parcel, "all_", 3, 5, 9))
+    losses = losses_of(parcel, (2, 2))
+    assert losses is None or np.isfinite(losses).all()
