@@ -121,8 +121,8 @@ def test_sums_come_out_as_they_went_in_and_others_are_refused():
             sums_of(Parcel("sums", {}, {**sent, **{f"all_{name}": one for name, one in each.items()}}), "all_", 3, 5, 9)
     with pytest.raises(ValueError, match="no dense layer"):
         sums_of(Parcel("sums", {"none": "no dense layer"}), "all_", 3, 5, 9)
-    found = sums_of(Parcel("sums", {}, sent), "all_", 3, 5, 9)
-    assert (found.counts.dtype, found.means.dtype, found.within.dtype) == (np.int64, np.float64, np.float32)
+    read = sums_of(Parcel("sums", {}, sent), "all_", 3, 5, 9)
+    assert (read.counts.dtype, read.means.dtype, read.within.dtype) == (np.int64, np.float64, np.float32)
     assert losses_of(Parcel("losses", {}, {"losses": np.zeros((6, 3))}), (6, 24)) is None
 
 
