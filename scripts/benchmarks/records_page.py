@@ -39,7 +39,7 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "solver": ("recursions_agree", "all_within_budget"),
     "step": ("full_over_keras", "full_over_best_torch"),
     "time_model": ("median_error_percent", "p95_error_percent"),
-    "torture_resume": ("kills", "held"),
+    "torture_resume": ("kills", "kept"),
 }
 
 

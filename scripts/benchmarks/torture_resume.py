@@ -132,9 +132,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         finish(process, log)  # the remaining kills happen to another run
         results.append(compare(logdir / "unbroken", folder, read_summary(folder)["steps"]))
         folder.rename(logdir / f"tortured-{len(results)}")
-    held = {name: all(one[name] for one in results) for name in results[0]}
-    if not all(held.values()):
-        raise UserError(f"{logdir}: differs: {', '.join(name for name, equal in held.items() if not equal)}")
+    kept = {name: all(one[name] for one in results) for name in results[0]}
+    if not all(kept.values()):
+        raise UserError(f"{logdir}: differs: {', '.join(name for name, equal in kept.items() if not equal)}")
     if not args.output:
         shutil.rmtree(logdir)
     return {
@@ -144,7 +144,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "steps": steps,
         "unbroken_seconds": round(unbroken_seconds, 1),
         "tortured_seconds": round(time.monotonic() - started, 1),
-        "held": held,
+        "kept": kept,
     }
 
 
