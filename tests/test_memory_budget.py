@@ -74,6 +74,15 @@ def limited(table, head, share, **changes):
     return replace(SETTINGS, memory=START_MB + head_mb + share * (full_mb - head_mb), correct_budget=True, **changes)
 
 
+def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
+    """The callback after two epochs of `fit`, whose last batches are smaller."""
+    model, data, table = network
+    elastic = ElasticTraining(rho, 1, table, memory=memory, scheme=scheme, verbose=0, **more)
+    images, labels, _ = data._train
+    model.fit(images[:43], labels[:43], batch_size=BATCH, epochs=2, verbose=0, callbacks=[elastic])
+    return elastic.history
+
+
 @pytest.mark.parametrize("select", [select_tensors, select_upper_part])
 def test_selections_grow_with_the_memory_and_stay_within_it(select, network):
     model, _, table = network
@@ -99,26 +108,43 @@ def test_features_count_and_are_given_up_before_tensors(network):
     assert needed_mb <= room_mb and (tight.mask != head).any()
 
 
+def test_by_importance_features_that_do_not_fit_are_given_up(network):
+    model, _, table = network
+    head = head_mask(model)
+    importance = np.linspace(1.0, 2.0, len(head))
+    roomy = select_tensors(table, importance, head, 0.6, misses=0.1)
+    assert roomy.uses_features
+    room_mb = table.predict_mb(np.ones_like(head))
+    tight = select_tensors(table, importance, head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=1e4)
+    without = select_tensors(table, importance, head, 0.6)
+    assert not tight.uses_features and (tight.mask == without.mask).all()
+
+
 @pytest.fixture
 def start(monkeypatch):
     monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB)
 
 
-@pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
-def test_a_run_predicts_what_it_takes_and_keeps_to_its_limit(scheme, network, start):
+@pytest.mark.parametrize(("scheme", "unit"), [("elastic_training", "M"), ("elastic_training_upper_part", "G")])
+def test_a_run_and_the_callback_predict_what_they_take_and_keep_to_a_limit(scheme, unit, network, start):
     model, data, table = network
     head_mb, full_mb = limits(table, head_mask(model))
-    trained = []
-    for limit_mb in (None, START_MB + (head_mb + full_mb) / 2):
-        settings = replace(SETTINGS, memory=limit_mb)
+    limit_mb, found = START_MB + (head_mb + full_mb) / 2, []
+    for memory in (None, limit_mb):
+        settings = replace(SETTINGS, memory=memory, feature_cache="off")
         trainer = Trainer(model, data, scheme, settings, table=table)
-        trainer.run()
+        trainer.run(until_step=1)
         summary = trainer.results()
-        assert [selection.memory_mb for selection in trainer.history.selections] != [None, None]
-        assert summary["memory_budget_mb"] == limit_mb
-        trained.append((trainer.history.selection.mask.sum(), summary["predicted_memory_mb"]))
-    assert trained[1][0] < trained[0][0] and trained[1][1] < trained[0][1]
-    assert trained[1][1] <= limit_mb
+        assert summary["memory_budget_mb"] == memory
+        found.append((trainer.history.selection.mask.sum(), summary["predicted_memory_mb"]))
+    (free, free_mb), (count, predicted_mb) = found
+    assert count < free and predicted_mb < free_mb and predicted_mb <= limit_mb
+    assert fitted(network, None, scheme).selection.memory_mb is None
+    history = fitted(network, f"{limit_mb / {'M': 1, 'G': 1e3}[unit]}{unit}", scheme)
+    assert history.step == 6 and len(history.selections) == 2
+    assert history.selection.memory_mb <= limit_mb and not history.selection.mask.all()
+    assert history.selection.mask.sum() == pytest.approx(count, abs=3)
+    assert history.selection.memory_mb == pytest.approx(predicted_mb, rel=0.15)
 
 
 def test_a_selection_that_takes_more_than_its_costs_say_is_made_smaller(network, start):
@@ -128,7 +154,7 @@ def test_a_selection_that_takes_more_than_its_costs_say_is_made_smaller(network,
     optimistic = replace(table, memory=table.memory._replace(kept=kept))
     limit_mb = START_MB + (head_mb + full_mb) / 2
     trainer = Trainer(model, data, "elastic_training", replace(SETTINGS, memory=limit_mb), table=optimistic)
-    trainer.run()
+    trainer.run(until_step=1)
     assert trainer.results()["predicted_memory_mb"] <= limit_mb
     assert trainer.history.selection.mask.sum() > head_mask(model).sum()
 
@@ -161,7 +187,6 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
 
 def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(network, start, monkeypatch):
     model, data, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
     rows, set_micro_batch = [], ImportanceEvaluator.set_micro_batch
 
     def recorded(evaluator, count):
@@ -170,10 +195,13 @@ def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(networ
 
     monkeypatch.setattr(ImportanceEvaluator, "set_micro_batch", recorded)
     for share in (0.7, 9.0):
-        limit_mb = START_MB + head_mb + share * (full_mb - head_mb)
-        settings = replace(SETTINGS, memory=limit_mb, correct_budget=True)
-        trainer = Trainer(model, data, "elastic_training", settings, table=table)
+        trainer = Trainer(
+            model, data, "elastic_training", limited(table, head_mask(model), share, num_epochs=1), table=table
+        )
+        trainer.run(until_step=2)
+        trainer._end_at(4)  # as a deadline does
         trainer.run()
+        assert trainer.history.step == 4
         assert bool(trainer.history.selection.slowdown != 1.0) == (share > 1), "passes over all tensors"
     assert len(rows) == 1 and rows[0] < BATCH
 
@@ -220,20 +248,6 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     refused = command(*words, data_mb=0.6 * free_mb + RESERVED_MB)
     [line] = refused.stderr.strip().splitlines()
     assert refused.returncode == 2 and "MB are available" in line
-    refused = command(*words, "--run_name", "refused", "--memory", "100M")
-    [line] = refused.stderr.strip().splitlines()
-    assert refused.returncode == 2 and "MB are available (limit 100 MB, taken " in line
-    assert "; what fits: --memory " in line
-
-
-def test_a_deadline_that_moves_the_end_keeps_importance_in_parts(network, start):
-    model, data, table = network
-    settings = limited(table, head_mask(model), 0.7)
-    trainer = Trainer(model, data, "elastic_training", settings, table=table)
-    trainer.run(until_step=2)
-    trainer._end_at(5)
-    trainer.run()
-    assert trainer.history.step == 5 and trainer.history.selection.slowdown == 1.0
 
 
 def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
@@ -279,18 +293,6 @@ def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
         Trainer(model, data, "elastic_training", settings, table=huge).run()
 
 
-def test_by_importance_features_that_do_not_fit_are_given_up(network):
-    model, _, table = network
-    head = head_mask(model)
-    importance = np.linspace(1.0, 2.0, len(head))
-    roomy = select_tensors(table, importance, head, 0.6, misses=0.1)
-    assert roomy.uses_features
-    room_mb = table.predict_mb(np.ones_like(head))
-    tight = select_tensors(table, importance, head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=1e4)
-    without = select_tensors(table, importance, head, 0.6)
-    assert not tight.uses_features and (tight.mask == without.mask).all()
-
-
 def test_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
     model, data, table = network
     memory = MemoryBudget(start_mb=100.0)
@@ -304,15 +306,6 @@ def test_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
     for given, start_mb in ((table, 100.0), (None, 30.0)):
         trainer = Trainer(model, data, "elastic_training", SETTINGS, table=given, memory=memory)
         assert trainer.training.memory.start_mb == pytest.approx(start_mb)
-
-
-def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
-    """The callback after two epochs of `fit`, whose last batches are smaller."""
-    model, data, table = network
-    elastic = ElasticTraining(rho, 1, table, memory=memory, scheme=scheme, verbose=0, **more)
-    images, labels, _ = data._train
-    model.fit(images[:43], labels[:43], batch_size=BATCH, epochs=2, verbose=0, callbacks=[elastic])
-    return elastic.history
 
 
 @pytest.mark.parametrize("scheme", ["full_training", "elastic_training_upper_part"])
@@ -331,19 +324,15 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
     fits = dict(re.findall(r"--(\w+) (\d+)", str(error.value).split("what fits: ")[1]))
     memory, rows, part = fits["memory"], fits["batch_size"], int(fits["micro_batch"])
     assert int(rows) < BATCH and float(memory) > START_MB + 0.9 * least_mb
-    Trainer(model, data, scheme, replace(settings, memory=float(memory)), table=table_of(BATCH)).run()
-    smaller = made_up_data(batch_size=int(rows))
-    Trainer(model, smaller, scheme, settings, table=table_of(int(rows))).run()
-    Trainer(model, data, scheme, replace(settings, micro_batch=part), table=table_of(part)).run()
+    for run_data, changes, images in (
+        (data, {"memory": float(memory)}, BATCH),
+        (made_up_data(batch_size=int(rows)), {}, int(rows)),
+        (data, {"micro_batch": part}, part),
+    ):
+        Trainer(model, run_data, scheme, replace(settings, **changes), table=table_of(images)).run(until_step=1)
     with pytest.raises(UserError) as error:  # in parts that are too large
         Trainer(model, data, scheme, replace(settings, micro_batch=2 * part), table=table_of(2 * part)).run()
     assert f"--micro_batch {part}" in str(error.value)
-
-
-def by_trainer(model, data, table):
-    trainer = Trainer(model, data, "elastic_training", replace(SETTINGS, correct_budget=True), table=table)
-    trainer.run()
-    return trainer.history
 
 
 def by_main(model, data, table):
@@ -352,7 +341,7 @@ def by_main(model, data, table):
     budget = make_budget(model, data, settings, table)
     scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, budget))
     trainer = Trainer(task, data, scheme, settings)
-    trainer.run()
+    trainer.run(until_step=1)
     return trainer.history
 
 
@@ -360,7 +349,7 @@ def by_callback(model, data, table):
     return fitted((model, data, table), 1e5)  # without a limit, batches of any size are not predicted
 
 
-@pytest.mark.parametrize("run", [by_trainer, by_main, by_callback])
+@pytest.mark.parametrize("run", [by_main, by_callback])
 def test_the_costs_of_a_table_reach_what_a_run_predicts(run, network, start):
     """500 MB more for each selection are 500 MB more while importance is measured, which takes the most."""
     model, data, table = network
@@ -369,28 +358,10 @@ def test_the_costs_of_a_table_reach_what_a_run_predicts(run, network, start):
     assert 400 < second - first <= 500.1
 
 
-@pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
-def test_the_callback_keeps_to_its_limit_as_the_trainer_does(scheme, network, start):
-    model, data, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
-    limit_mb = START_MB + (head_mb + full_mb) / 2
-    assert fitted(network, None, scheme).selection.memory_mb is None
-    histories = [fitted(network, memory, scheme) for memory in (limit_mb, f"{limit_mb}M", f"{limit_mb / 1e3}G")]
-    trainer = Trainer(model, data, scheme, replace(SETTINGS, memory=limit_mb, feature_cache="off"), table=table)
-    trainer.run()
-    count, predicted_mb = trainer.history.selection.mask.sum(), trainer.results()["predicted_memory_mb"]
-    for history in histories:
-        assert history.step == 6 and len(history.selections) == 2
-        assert history.selection.memory_mb <= limit_mb and not history.selection.mask.all()
-        assert history.selection.mask.sum() == pytest.approx(count, abs=3)
-        assert history.selection.memory_mb == pytest.approx(predicted_mb, rel=0.15)
-
-
 def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(network, start):
     """With `importance_batches`, the last and smaller batch of the first epoch is among them."""
     model, _, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
-    limit_mb = START_MB + head_mb + 0.7 * (full_mb - head_mb)
+    limit_mb = limited(table, head_mask(model), 0.7).memory
     history = fitted(network, limit_mb, importance_batches=3, correct_budget=True)
     assert history.selection.slowdown == 1.0, "no pass over all tensors fits"
     assert history.selection.importance.any()
