@@ -13,12 +13,7 @@ import numpy as np
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import atomic_path
-from elastic_trainer.networks.batch_norm import (
-    KERAS_NAME,
-    FrozenBatchNormalization,
-    SavedBatchNormalization,
-    freeze_batch_norm,
-)
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 
@@ -97,7 +92,7 @@ def _load(path: Path | str, imports: bool = True) -> keras.Model:
         import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
     if not imports and modules - {"keras", "vit_keras", "builtins"}:
         raise ValueError("it has custom layers")
-    frozen = {KERAS_NAME: FrozenBatchNormalization}
+    frozen = {FrozenBatchNormalization.__name__: FrozenBatchNormalization}  # that of Keras' layer
     return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer import system_memory
+from elastic_trainer import files, system_memory
 from elastic_trainer.cli.commands import EvaluateCommand, TrainCommand
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets import digests
@@ -34,18 +34,6 @@ from elastic_trainer.evaluation.export import convert
 from elastic_trainer.extensions.board.inference_file import inference_file
 from elastic_trainer.extensions.board.needs import needs_line
 from elastic_trainer.extensions.board.signatures import StepFunctions, TrainingFile, converted_function, suffixed
-from elastic_trainer.files import (
-    TEXT,
-    Kinds,
-    alone_in,
-    atomic_path,
-    existing_parent,
-    number,
-    read_json,
-    reading,
-    write_json,
-    write_text,
-)
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -66,15 +54,15 @@ SCRIPT = "board_train.py"  # the one to start
 COPIES = {"board_digests.py": digests, "board_memory.py": system_memory}  # of the library, for the scripts
 MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
 FORMAT = 1  # of board.json
-RECORD_FIELDS: dict[str, Kinds] = {
-    "format": number(FORMAT, FORMAT, kind=int),
-    "id": TEXT,
-    "classes": [TEXT],
-    "variables": [TEXT],
+RECORD_FIELDS: dict[str, files.Kinds] = {
+    "format": files.number(FORMAT, FORMAT, kind=int),
+    "id": files.TEXT,
+    "classes": [files.TEXT],
+    "variables": [files.TEXT],
 }  # what is read of board.json
-TIMES: dict[str, Kinds] = {
-    "batch_size": number(1, kind=int),
-    "selections": [{"tensors": [TEXT], "step_ms": number(0, above=True)}],
+TIMES: dict[str, files.Kinds] = {
+    "batch_size": files.number(1, kind=int),
+    "selections": [{"tensors": [files.TEXT], "step_ms": files.number(0, above=True)}],
 }  # what is read of times.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
 
@@ -96,8 +84,8 @@ def check_folder(folder: Path) -> list[Path]:
         raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
     if (folder / RECORD).exists():
         raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
-    if not os.access(existing_parent(folder), os.W_OK):
-        raise UserError(f"--export train_tflite: {existing_parent(folder)} cannot be written to")
+    if not os.access(files.existing_parent(folder), os.W_OK):
+        raise UserError(f"--export train_tflite: {files.existing_parent(folder)} cannot be written to")
     return scripts
 
 
@@ -194,8 +182,8 @@ def export_training(
     union = np.any([*masks.values()], 0)
     inference = inference_file(model, [*compress(model.trainable_variables, union)], partial(converted_function, model))
     training = TrainingFile(model, optimizer, [*masks.values()], part, inference.arrays if inference else None)
-    files = {TRAINING: training.content} | ({INFERENCE: inference.content} if inference else {})
-    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    contents = {TRAINING: training.content} | ({INFERENCE: inference.content} if inference else {})
+    hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     selections = [
         _selection_record(name, [*compress(names, mask)], step, suffixed("", index))
         for index, ((name, mask), step) in enumerate(zip(masks.items(), training.steps, strict=True))
@@ -213,17 +201,17 @@ def export_training(
         "offsets": inference.offsets if inference else None,
         "environment": environment(),
     }
-    with alone_in(folder):
+    with files.alone_in(folder):
         check_folder(folder)  # another program may have exported to it in the meantime
-        for name, content in files.items():
-            with atomic_path(folder / name) as temporary:
+        for name, content in contents.items():
+            with files.atomic_path(folder / name) as temporary:
                 temporary.write_bytes(content)
         for name, script in scripts.items():
-            with atomic_path(folder / name) as temporary:
+            with files.atomic_path(folder / name) as temporary:
                 shutil.copyfile(script, temporary)
-        with atomic_path(folder / START) as temporary:
+        with files.atomic_path(folder / START) as temporary:
             save_model(model, temporary)
-        write_json(folder / RECORD, record)
+        files.write_json(folder / RECORD, record)
     trained = "; ".join(f"{one['name']}: {one['trained_tensors']} of {len(names)} tensors" for one in selections)
     text = (
         f"{folder}: {TRAINING} ({len(training.content) / 1e6:.1f} MB) trains in LiteRT, {batch_size} images a step "
@@ -261,20 +249,20 @@ def load_board(weights: Path) -> str:
     folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
     if folder is None or not (folder / START).is_file():
         raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
-    record = read_json(folder / RECORD, RECORD_FIELDS)
+    record = files.read_json(folder / RECORD, RECORD_FIELDS)
     model = load_model(folder / START, "--load_board")
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
-    with reading(f"--load_board {weights}"), np.load(weights) as file:
+    with files.reading(f"--load_board {weights}"), np.load(weights) as file:
         if str(file["id"]) != record["id"]:
             raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
         for index, name in enumerate(record["variables"]):
             variables[name].assign(file[f"weights_{index}"])
     check_finite(model, f"--load_board {weights}")
-    with atomic_path(weights.with_name(TRAINED)) as temporary:
+    with files.atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)
-    with atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
+    with files.atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
         temporary.write_bytes(convert(model, quantise=False))
-    write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
+    files.write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
     kept = weights.with_name(TRAINED)
     test = shlex.join(["python", "main.py", "--evaluate", str(kept)])
     return f"written: {kept}, {kept.with_suffix('.tflite')}; to test it: {test} …"
@@ -287,7 +275,7 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     nothing. Steps on a board start from features. What the board takes for features is not in the table, nor is its
     memory. Raises `UserError` if the file is damaged, or is of another network or batch size.
     """
-    record = read_json(path, TIMES)
+    record = files.read_json(path, TIMES)
     if record["batch_size"] != batch_size:
         raise UserError(f"--board_times {path}: is of {record['batch_size']} images a step; give --batch_size as there")
     if not record["selections"]:
