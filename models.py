@@ -18,7 +18,7 @@ import keras
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import has_bfloat16, has_gpu
 from elastic_trainer.networks import pretrained
-from elastic_trainer.networks.architectures import architecture, build_backbone, image_shape
+from elastic_trainer.networks.architectures import architecture, build_backbone
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.names import is_custom_model
@@ -52,7 +52,7 @@ def build_model(
     Raises:
         UserError: the size does not suit the network, or the weights are not available or do not fit.
     """
-    inputs = keras.Input(image_shape(input_size), name="image")
+    inputs = keras.Input((input_size, input_size, 3), name="image")
     if is_custom_model(name):
         own, as_given = build_custom_model(name, input_size, num_classes)
         model = keras.Model(inputs, own(inputs), name="own_classifier")

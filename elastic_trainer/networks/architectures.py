@@ -41,7 +41,7 @@ def architecture(name: str) -> Architecture:
 
     def build(size: int, alpha: float, weights: str | None) -> keras.Model:
         width = {"alpha": alpha} if name in WIDTHS else {}
-        return function(input_shape=image_shape(size), include_top=False, weights=weights, **width)
+        return function(input_shape=(size, size, 3), include_top=False, weights=weights, **width)
 
     return Architecture(build, partial(_preprocess, *_scaling(module.preprocess_input)))
 
@@ -74,11 +74,6 @@ def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: 
         return images
     common = [values[0] if len(set(values)) == 1 else values for values in (scale, offset)]
     return keras.layers.Rescaling(*common)(images)
-
-
-def image_shape(size: int) -> tuple[int, int, int]:
-    """Shape of an image of height and width `size`."""
-    return (size, size, 3)
 
 
 def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:

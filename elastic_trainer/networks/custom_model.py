@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.networks.architectures import image_shape
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.saved_model import check_finite, load_model
@@ -36,7 +35,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
     `UserError` if it cannot be loaded or built, does not map such images to such logits, has no trainable weights, or
     has weights that are not finite.
     """
-    shape = image_shape(input_size)
+    shape = (input_size, input_size, 3)
     given = (
         load_model(name, "--model_name") if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
     )
