@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import secrets
+import shutil
 import socket
 import ssl
 import subprocess
@@ -37,6 +38,7 @@ CONNECT_SECONDS = 10.0
 NO_KEY = 2001, 2004  # Flower's codes where the server wants a key, or does not know it
 SHORT_SECONDS, MAX_PAUSE = 10.0, 60.0  # after a SuperNode that ends sooner, the next one starts later each time
 GOODBYE_SECONDS = 3.0  # in which Flower passes on a board's last answer
+HOME = "elastic-fleet-"  # of the folders with Flower's files, with the number of the process
 LINK_LOG, NODE_LOG = "superlink.log", "supernode.log"
 TASKS = ("--isolation", "process", "--superexec-auth-secret-file")
 # Runs a command that ends when this process does, so that a killed `fleet.py` leaves none behind (1: PR_SET_PDEATHSIG).
@@ -56,10 +58,24 @@ def check_flower() -> None:
         )
 
 
+def _is_running(number: str) -> bool:
+    """Whether there is a process of this number, which may be somebody else's."""
+    try:
+        os.kill(int(number), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 @contextlib.contextmanager
 def _home() -> Iterator[tuple[Path, dict[str, str]]]:
     """A file with a new secret, which nobody else can read, and the environment of one of Flower's processes."""
-    with tempfile.TemporaryDirectory(prefix="elastic-fleet-") as folder:
+    for left in Path(tempfile.gettempdir()).glob(f"{HOME}*-*"):
+        if not _is_running(left.name.removeprefix(HOME).partition("-")[0]):
+            shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+    with tempfile.TemporaryDirectory(prefix=f"{HOME}{os.getpid()}-") as folder:
         secret = Path(folder) / "secret"
         secret.write_bytes(secrets.token_bytes(32))
         yield (

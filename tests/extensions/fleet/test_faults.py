@@ -183,9 +183,15 @@ def test_a_killed_server_goes_on_and_a_second_one_is_refused(fleet, tmp_path):
     assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "best.keras").is_file()
 
 
-def test_a_killed_superlink_ends_the_server_at_once(tmp_path):
-    with superlink(FleetSettings(port=free_port()), tmp_path, lambda: None) as link:
-        assert link.nodes() == {}
+def test_a_killed_superlink_ends_the_server_at_once_and_folders_of_killed_servers_go(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, kept = (tmp_path / f"elastic-fleet-{number}-x" for number in (ended.pid, os.getppid()))
+    left.mkdir()
+    kept.mkdir()
+    with superlink(FleetSettings(port=free_port()), tmp_path / "run", lambda: None) as link:
+        assert link.nodes() == {} and kept.is_dir() and not left.exists()
         subprocess.run(["pkill", "-9", "-P", str(os.getpid()), "-f", "flower-superlink"], check=True)
         start = time.monotonic()
         with pytest.raises(LinkDownError, match=r"SuperLink has ended.*--resume"):
