@@ -15,41 +15,6 @@ from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.settings import Settings
 
 
-@pytest.fixture(scope="module")
-def uninterrupted_weights(tmp_path_factory):
-    """The weights after full training."""
-    return run(tmp_path_factory.mktemp("uninterrupted") / "run", make_small_data())[0]
-
-
-def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, capsys, uninterrupted_weights):
-    with pytest.raises(PowerCut):
-        run(tmp_path / "resumed", InterruptingData(9))
-    paths = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
-    assert [path.name for path in paths] == ["step-0000000008.npz", "step-0000000009.npz"]
-    intact = paths[1].read_bytes()
-    for damaged in (intact[: len(intact) // 2], b"", bytes([intact[0] ^ 1]) + intact[1:], with_a_flipped_bit(intact)):
-        paths[1].write_bytes(damaged)
-        checkpoint = Checkpoints(paths[1].parent).latest()
-        assert checkpoint is not None and checkpoint.record["history"]["step"] == 8
-        assert "step-0000000009.npz is damaged" in capsys.readouterr().err
-    older = paths[0].read_bytes()
-    for path in paths:
-        path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"every checkpoint is damaged; .*--overwrite"):
-        run(tmp_path / "resumed", make_small_data())
-    assert sorted(paths[0].parent.iterdir()) == paths, "they are kept"
-    paths[0].write_bytes(older)
-    weights, _ = run(tmp_path / "resumed", make_small_data())
-    for one, other in zip(uninterrupted_weights, weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def with_a_flipped_bit(content):
-    """Change one bit of an array's data: the stem's kernel, 432 bytes after NumPy's header of 128 bytes."""
-    middle = content.index(b"NUMPY", content.index(b"model/0.npy")) + 300
-    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
-
-
 def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     for step in (1, 2):

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.budget import GRADIENT_PASSES, RhoBudget
@@ -166,10 +167,12 @@ def corrected(tmp_path_factory):
 def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_path, capsys):
     for deadline in (None, 1e6):
         folder = tmp_path / f"{deadline}"
+        changes = {"elastic": deadline is not None, "deadline": deadline}
         with pytest.raises(PowerCut):
-            run(folder, InterruptingData(2), checkpoint_minutes=10)
+            run(folder, InterruptingData(0), **changes)
         assert "has no checkpoint" not in capsys.readouterr().out
-        run(folder, make_small_data(), elastic=deadline is not None, deadline=deadline)
+        with pytest.raises(PowerCut):
+            run(folder, InterruptingData(0), **changes)
         line = f"--resume: {folder} has no checkpoint yet; the run starts again"
         assert capsys.readouterr().out.splitlines()[0] == line + (
             "" if deadline is None else ", and its --deadline counts from now"
@@ -202,6 +205,35 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     assert summary["epochs"] == EPOCHS
     for one, other in zip(uninterrupted_weights, weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, capsys, uninterrupted_weights):
+    with pytest.raises(PowerCut):
+        run(tmp_path / "resumed", InterruptingData(9))
+    paths = sorted((tmp_path / "resumed" / "checkpoints").iterdir())
+    assert [path.name for path in paths] == ["step-0000000008.npz", "step-0000000009.npz"]
+    intact = paths[1].read_bytes()
+    for damaged in (intact[: len(intact) // 2], b"", bytes([intact[0] ^ 1]) + intact[1:], with_a_flipped_bit(intact)):
+        paths[1].write_bytes(damaged)
+        checkpoint = Checkpoints(paths[1].parent).latest()
+        assert checkpoint is not None and checkpoint.record["history"]["step"] == 8
+        assert "step-0000000009.npz is damaged" in capsys.readouterr().err
+    older = paths[0].read_bytes()
+    for path in paths:
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"every checkpoint is damaged; .*--overwrite"):
+        run(tmp_path / "resumed", make_small_data())
+    assert sorted(paths[0].parent.iterdir()) == paths, "they are kept"
+    paths[0].write_bytes(older)
+    weights, _ = run(tmp_path / "resumed", make_small_data())
+    for one, other in zip(uninterrupted_weights, weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def with_a_flipped_bit(content):
+    """Change one bit of an array's data: the stem's kernel, 432 bytes after NumPy's header of 128 bytes."""
+    middle = content.index(b"NUMPY", content.index(b"model/0.npy")) + 300
+    return content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
 
 
 def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(tmp_path, monkeypatch, capsys):
