@@ -31,9 +31,10 @@ class Score(NamedTuple):
     name: str
     is_higher_better: bool
 
-    def of(self, results: dict[str, float]) -> float:
-        """A number that is higher for a better model."""
-        return results[self.name] if self.is_higher_better else -results[self.name]
+    def of(self, results: dict[str, Any], prefix: str = "") -> float:
+        """A number that is higher for a better model. In rows of metrics.csv, `prefix` comes before the names."""
+        value: float = results[prefix + self.name]
+        return value if self.is_higher_better else -value
 
 
 class Task:

@@ -35,7 +35,7 @@ class Checkpointer(Listener):
         trainer.load(state)
         self._run.events.resume(state.record["events"])
         saved = trainer.history.saved_score
-        scores = [self._score(trainer, row) for row in trainer.history.validated]
+        scores = [trainer.task.score.of(row, "test_") for row in trainer.history.validated]
         if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
             print("--save_model: the best epoch so far was not saved; best.keras will be the best of the later ones")
 
@@ -70,7 +70,7 @@ class Checkpointer(Listener):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         history = self.trainer.history
         saves = self.trainer.settings.save_model and history.is_validated
-        if saves and self._save_model(self._score(self.trainer, history.epochs[-1])):
+        if saves and self._save_model(self.trainer.task.score.of(history.epochs[-1], "test_")):
             self.save()  # or a resumed run could repeat the epoch that best.keras is from
         else:
             self._save_if_due()
@@ -83,10 +83,6 @@ class Checkpointer(Listener):
             state.record["events"] = self._run.events.flushed()
             self._run.checkpoints.save(history.step, state)
         self._last = time.monotonic()
-
-    @staticmethod
-    def _score(trainer: Trainer, row: dict[str, Any]) -> float:
-        return trainer.task.score.of({name.removeprefix("test_"): value for name, value in row.items()})
 
     def _save_if_due(self) -> None:
         if time.monotonic() - self._last >= 60 * self.trainer.settings.checkpoint_minutes:

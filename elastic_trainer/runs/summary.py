@@ -75,11 +75,13 @@ def _best(history: History, score: Score) -> tuple[int | None, float | None]:
 
     Epoch 0 is the model that training started from.
     """
-    tested = [(0, history.start[score.name])] if history.start else []
-    tested += [(row["epoch"], row[f"test_{score.name}"]) for row in history.validated]
-    scores = [score.of({score.name: result}) for _, result in tested]
-    best = history.saved_score if history.saved_score in scores else max(scores, default=None)
-    return (None, None) if best is None else tested[scores.index(best)]
+    start = [{"epoch": 0, f"test_{score.name}": history.start[score.name]}] if history.start else []
+    tested = [*start, *history.validated]
+    scores = [score.of(row, "test_") for row in tested]
+    if not scores:
+        return None, None
+    best = tested[scores.index(history.saved_score if history.saved_score in scores else max(scores))]
+    return best["epoch"], best[f"test_{score.name}"]
 
 
 def _time_over_full(history: History, training_ms: float, full_ms: float | None) -> dict[str, Any]:
