@@ -1,6 +1,6 @@
 """The parsers of main.py and profiler.py, made from the fields of settings.py (no TensorFlow here).
 
-`--help` and docs/flags.md show the same text about a flag, that of its field.
+`--help` and docs/flags.md show the same text about a flag, from its field.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there
 TABLE_SHARE = 0.4  # of the time left before a deadline, that measuring a short timing table may take
 TABLE_TRACES = 30  # times tracing the forward pass: a short table takes more on any device (docs/log/deadlines.md)
 NO_TIME = "there is no time to measure a timing table"
-# What measuring a table takes over a full step, several of whose graphs are there at once, and beside it, as seen with
-# MobileNetV2 and ResNet50 (docs/memory.md).
+# Measuring a table takes this factor of a full step's memory, since several of its graphs exist at once, and this much
+# more, as seen with MobileNetV2 and ResNet50 (docs/memory.md).
 MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
 EXPORT_CONVERSIONS = 3  # times converting the model once, kept of a deadline for its export: two files, and checks
 
@@ -161,7 +161,7 @@ def _check_memory(command: TrainCommand, steps: TracedSteps) -> None:
 
 
 def _images_mb(command: TrainCommand, steps: TracedSteps) -> float | None:
-    """What images may take beside training within a given limit, with the robust recipe; None if nothing says it."""
+    """What a given limit leaves for images, with the robust recipe; None if nothing says it."""
     settings = command.training
     if command.run.recipe != "robust" or settings.memory is None or command.data.image_memory is not None:
         return None
