@@ -104,23 +104,12 @@ class Batch:
 class ShuffledData:
     """Training and test examples in memory. A subclass gives the examples themselves.
 
-    Args:
-        name: of the data set.
-        train_count, test_count: number of examples of each split; none to train on where a model is only tested.
-        batch_size: examples a step.
-        seed: of the training order.
-
-    Attributes:
-        steps_per_epoch: training batches per epoch; an incomplete last batch is dropped.
-        view_count: number of views of each training example; None if every epoch has a new one.
-        held_out: the same with other test examples, which test the best model once, after training; or None.
-
-    Raises:
-        UserError: there are training examples, but fewer than a batch needs.
+    There are none to train on where a model is only tested. Raises `UserError` if there are some, but fewer than a
+    batch needs.
     """
 
-    view_count: int | None = 1
-    held_out: Any = None
+    view_count: int | None = 1  # views of each training example; None if every epoch has a new one
+    held_out: Any = None  # the same with other test examples, which test the best model once, after training
 
     def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
         if 0 < train_count < batch_size:
@@ -129,7 +118,7 @@ class ShuffledData:
             )
         self.name, self.train_count, self.test_count = name, train_count, test_count
         self.batch_size, self.seed = batch_size, seed
-        self.steps_per_epoch = train_count // batch_size
+        self.steps_per_epoch = train_count // batch_size  # an incomplete last batch is dropped
         self.max_rows = MAX_ROWS
 
     def training_inputs(self, order: Order) -> Structure:

@@ -35,17 +35,11 @@ _ROW = (_DIGEST, nullable(TEXT), _DIGEST, _DIGEST)  # of the record: an `Example
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images that have not been read yet.
-
-    Attributes:
-        count: number of images.
-        examples: yields each image source with its label, always in the same order.
-        files: the files that hold the images. While none of them changes, decoded images can be used again.
-    """
+    """Images that have not been read yet."""
 
     count: int
-    examples: Callable[[], Iterator[tuple[ImageSource, int]]]
-    files: Sequence[str] = ()
+    examples: Callable[[], Iterator[tuple[ImageSource, int]]]  # each image with its label, always in the same order
+    files: Sequence[str] = ()  # that hold the images: while none changes, decoded images can be used again
 
 
 NO_IMAGES = ImageFiles(0, lambda: iter(()))
@@ -61,22 +55,14 @@ class Example(NamedTuple):
 
 
 class DecodedImages(NamedTuple):
-    """Images that have been read.
+    """Images that have been read; digests and places are empty if they are not known."""
 
-    Attributes:
-        images: uint8 [count, size, size, 3], in memory or mapped from a file.
-        labels: int32 [count].
-        broken: a line on each image that could not be read. No other field includes it.
-        digests, file_digests: uint64 [count], of each image, see `digests`; empty if they are not known.
-        places: int [count], of each image among the files of its part; empty if they are not known.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
-    broken: Collection[str]
-    digests: np.ndarray = np.zeros(0, np.uint64)
+    images: np.ndarray  # uint8 [count, size, size, 3], in memory or mapped from a file
+    labels: np.ndarray  # int32 [count]
+    broken: Collection[str]  # a line on each image that could not be read; no other field includes it
+    digests: np.ndarray = np.zeros(0, np.uint64)  # of each image, see `digests`
     file_digests: np.ndarray = np.zeros(0, np.uint64)
-    places: np.ndarray = np.zeros(0, np.int64)
+    places: np.ndarray = np.zeros(0, np.int64)  # of each image among the files of its part
 
 
 def read(
