@@ -135,7 +135,8 @@ class Trainer:
                 epoch = len(history.epochs)
                 start, end = self.schedule.start_of(epoch), self.schedule.start_of(epoch + 1)
                 if not history.results:
-                    self._begin_epoch(epoch)
+                    self.task.reset()
+                    self._notify("on_epoch_begin", epoch)
                 count = min(end, end if until_step is None else until_step) - history.step
                 if count > 0:  # else the run was interrupted when only the validation was left
                     with history.clocks.running("training"):
@@ -189,10 +190,6 @@ class Trainer:
             method = getattr(listener, hook, None)
             if method is not None:
                 method(*values)
-
-    def _begin_epoch(self, epoch: int) -> None:
-        self.task.reset()
-        self._notify("on_epoch_begin", epoch)
 
     def _is_ended(self) -> bool:
         """Whether the latest step was the last: by a listener, or by the schedule, which a deadline may shorten."""
@@ -264,8 +261,8 @@ class Trainer:
         """Train `selection` from now on."""
         uses_features, training = selection.uses_features, self.training
         if selection.budget_step_ms is None:  # no budget says whether they pay
-            step, total_steps = self.history.step, self.schedule.total_steps
-            steps = self.scheme.next_selection(step, total_steps) - step
+            now, end = self.history.step, self.schedule.total_steps
+            steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
             uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
         self.scheme.adopt(selection, training, uses_features)
         if training.compiled != self._counted:

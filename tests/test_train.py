@@ -85,15 +85,6 @@ def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
     assert parts["importance"] + parts["solve"] + parts["trace"] <= summary["selection_seconds"]
 
 
-def test_fractional_interval_selects_several_times_an_epoch(tmp_path):
-    settings = Settings(learning_rate=0.05, num_epochs=2, interval=0.4, rho=0.6, correct_budget=False)
-    model = make_small_model()
-    run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
-    rows = rows_of(tmp_path / "selections.csv")[:: len(tensor_names(model))]
-    assert [int(row["step"]) for row in rows] == [0, 3, 5, 8, 10]
-    assert [float(row["epoch"]) for row in rows] == pytest.approx([step / 6 for step in (0, 3, 5, 8, 10)], abs=1e-4)
-
-
 @pytest.mark.parametrize("scheme", ["weight_magnitude", "grad_magnitude", "random"])
 def test_schemes_of_other_importances_train_and_record_it(scheme, tmp_path):
     """The random one draws again at each selection, and repeats with the seed."""

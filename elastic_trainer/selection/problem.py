@@ -18,22 +18,15 @@ class Problem(NamedTuple):
 
     Always-trained tensors have zero value; they and the chain to them are already paid for. A gamma and its kernel are
     one tensor, at the place of the deeper one; the other gains and costs nothing.
-
-    Attributes:
-        t_dy_ms, t_dw_ms, importance: what going one tensor deeper and training it adds to a step, and what it gains.
-        left_ms: what they may add.
-        always: bool [N], always trained.
-        pairs: places of the other gammas and of their kernels, which train only together.
-        positions: as of `TimingTable`.
     """
 
-    t_dy_ms: np.ndarray
-    t_dw_ms: np.ndarray
+    t_dy_ms: np.ndarray  # what going one tensor deeper adds to a step
+    t_dw_ms: np.ndarray  # what training each tensor adds
     importance: np.ndarray
-    left_ms: float
-    always: np.ndarray
-    pairs: list[tuple[int, int]]
-    positions: np.ndarray
+    left_ms: float  # what both may add
+    always: np.ndarray  # bool [N], always trained
+    pairs: list[tuple[int, int]]  # places of the other gammas and of their kernels, which train only together
+    positions: np.ndarray  # as of `TimingTable`
 
     @classmethod
     def of(

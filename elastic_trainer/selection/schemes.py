@@ -54,10 +54,6 @@ class Scheme:
     def plan(self, schedule: Schedule) -> None:
         """Follow another schedule from now on: an epoch turned out to have another number of steps."""
 
-    def next_selection(self, step: int, total_steps: int) -> int:
-        """The first step after `step` before which a selection is due, or `total_steps` if there is none."""
-        return next((later for later in range(step + 1, total_steps) if later in self.due), total_steps)
-
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """The selection that is valid from the next step on. It may first replace the network in `state`."""
         raise NotImplementedError

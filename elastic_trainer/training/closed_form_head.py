@@ -103,10 +103,7 @@ class ClosedFormHead(NamedTuple):
 def closed_form_head(
     task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
 ) -> ClosedFormHead | None:
-    """The head that `fit_head` gives the network of `task`, by all training images in their first view.
-
-    Arguments and None as of `head_features`.
-    """
+    """The head that `fit_head` gives the network of `task`; arguments and None as of `head_features`."""
     found = head_features(task, data, room_mb, between)
     if found is None:
         return None

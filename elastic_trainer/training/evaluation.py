@@ -1,7 +1,7 @@
 """Validation: a task over the test examples, from what the frozen prefix returned for them where that is known.
 
-While the same tensors train, the prefix (`training.prefix`) returns the same for the same examples. So it runs in the
-first validation of a selection, and the later ones start from its features.
+While the same tensors train, the prefix returns the same for the same examples. So it runs in the first validation of
+a selection, and the later ones start from its features.
 """
 
 from __future__ import annotations
