@@ -50,13 +50,8 @@ def profile(
 ) -> TimingTable:
     """The timing table of an image classifier, measured on a batch of noise. Its weights do not change.
 
-    Args:
-        model: network to be trained.
-        network: its settings.
-        folder, timing, seconds: as of `timing.profiling.profile_task`.
-
-    Raises:
-        UserError: TensorFlow wrote no trace.
+    `folder`, `timing` and `seconds` as of `timing.profiling.profile_task`. Raises `UserError` if TensorFlow wrote no
+    trace.
     """
     return profile_task(idle_training(model, network), table_settings(network), folder, timing, seconds)
 
@@ -116,11 +111,8 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
     from elastic_trainer.networks.tensors import head_mask, tensor_names
     from elastic_trainer.selection.plan import plan_lines
 
-    measured = latest_importance(logdir, tensor_names(model))
-    importance, source = measured or (np.ones(len(table.names)), None)
-    yield (
-        f"selections with the importance in {source}:" if source else "selections with equal importance of all tensors:"
-    )
+    importance, source = latest_importance(logdir, tensor_names(model)) or (np.ones(len(table.names)), None)
+    yield f"selections with {f'the importance in {source}' if source else 'equal importance of all tensors'}:"
     yield from plan_lines(table, head_mask(model), importance)
 
 
@@ -133,21 +125,20 @@ def main() -> None:
     from elastic_trainer.datasets.sources import class_names
     from elastic_trainer.networks.tensors import head_mask
 
-    trace = read_trace(command.from_trace) if command.from_trace else None
-    network = command.network
+    path, network = command.from_trace, command.network
+    trace = read_trace(path) if path else None
     if network.num_classes is None:
         network = network.with_classes(len(class_names(command.data)))
     model = models.build(network)
-    folder = table_folder(network, command.logdir, command.from_trace)
-    if trace is not None and command.from_trace is not None:
-        task, optimizer, batch = idle_training(model, network)
-        table = table_of_trace(task, optimizer, len(batch), table_settings(network), trace, command.from_trace.name)
+    folder = table_folder(network, command.logdir, path)
+    if trace and path:
+        table = table_of_trace(idle_training(model, network), table_settings(network), trace, path.name)
     else:
         table = _measured_table(model, network, command, folder)
     save_table(table, folder)
     draw_table(table, folder / "timing")
-    if trace is not None and command.from_trace is not None:
-        print(f"{command.from_trace.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
+    if trace and path:
+        print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))
     if trace:
         print("\n".join(_plan(table, model, command.logdir)))

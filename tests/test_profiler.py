@@ -14,7 +14,6 @@ import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.profiling import table_of_trace
 from elastic_trainer.timing.table import table_settings
@@ -75,9 +74,9 @@ def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
 def test_tx2_trace_gives_a_complete_table(name):
     trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")
-    optimizer = measuring.idle_optimizer(model, "sgd")
-    settings = table_settings(NetworkSettings(name, batch_size=4, optimizer="sgd"))
-    table = table_of_trace(ImageClassification(model), optimizer, 4, settings, trace, f"{name}.xplane.pb")
+    network = NetworkSettings(name, batch_size=4, optimizer="sgd")
+    training = measuring.idle_training(model, network)
+    table = table_of_trace(training, table_settings(network), trace, f"{name}.xplane.pb")
     assert table.details["unmatched_time_percent"] < 2
     assert table.full_step_ms == pytest.approx(trace.total_ms)
     assert table.predict_ms(np.ones(len(table.names), bool)) == pytest.approx(table.full_step_ms)

@@ -121,12 +121,10 @@ class MemoryBudget:
         others: Iterable[str] = (),
         beside: str = "",
     ) -> UserError:
-        """The error for `what`, which takes more than there is. It names the nearest that fit.
+        """The error for `what`, in words, which takes more than there is. It names the nearest that fit.
 
         Args:
-            what: in words.
-            needed: of `what`.
-            batch_size, micro_batch: that do not fit.
+            needed: of `what`, on a batch and parts of another size than `batch_size` and `micro_batch`, too.
             can_split: whether a batch can be taken in (smaller) parts.
             others: flags that fit as well.
             beside: words for what a larger limit must hold, too.

@@ -50,12 +50,7 @@ def feature_batches(data: ShuffledData, settings: Settings) -> float:
 def fitting_rows(table: TimingTable, batch_size: int, room_mb: float) -> tuple[int, float]:
     """In parts of how many examples the gradients of all tensors fit, and the MB that they then take.
 
-    The largest divisor of the batch that fits, or 1.
-
-    Args:
-        table: timing table with costs in memory.
-        batch_size: of the table.
-        room_mb: memory that they may take.
+    The largest divisor of the table's `batch_size` that fits into `room_mb`, or 1.
     """
     everything = np.ones(len(table.names), bool)
     fixed_mb, by_rows_mb = table.parts_mb(everything)

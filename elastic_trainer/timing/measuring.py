@@ -109,9 +109,9 @@ def calibration_masks(
 def measure_steps(
     runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS, fewest: int = MIN_ROUNDS
 ) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, as many rounds as fit into `seconds`, at least `fewest`.
+    """Wall times [rounds, len(runs)] in ms of compiled steps, without disturbed ones and drift.
 
-    Disturbed steps are repeated (`measure_ms`), and drift is removed (`without_drift`).
+    As many rounds as fit into `seconds`, at least `fewest`.
     """
     warm_ms = measure_ms(runs, rounds=1)
     warmup = int(np.median(warm_ms) < LONG_STEP_MS)
@@ -199,12 +199,9 @@ def measure(
     plain: Callable[[], object] | None = None,
     quick_until: float | None = None,
 ) -> Measurement:
-    """Measure steps of a few selections.
+    """Measure steps of a few selections for `seconds`, at least five rounds, or two before `quick_until`.
 
     Args:
-        training: what they train.
-        seconds: time for measuring steps; at least five rounds are measured, however long they take, or two before
-            `quick_until`.
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
         quick_until: measure the fewest selections that a fit needs, and be complete, with the trace, at this time of

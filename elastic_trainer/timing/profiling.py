@@ -143,8 +143,8 @@ def profile_task(
         training, seconds, with_features, plain, quick_until: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
-        timing: "trace", or "flops" to count each operation's FLOPs and scale them to add up to the measured full step.
-            Either way the fit is to measured steps. On a GPU the trace is its kernels' (untested on a live GPU).
+        timing: "trace" (on a GPU of its kernels, untested on a live one), or "flops", which are scaled to add up to the
+            measured full step. Either way the fit is to measured steps.
 
     Raises:
         UserError: TensorFlow wrote no trace. As of `measuring.measure`.
@@ -234,25 +234,16 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
     return *read_op_times(trace, graph, steps), steps
 
 
-def table_of_trace(
-    task: Task,
-    optimizer: keras.optimizers.Optimizer,
-    batch_size: int,
-    settings: dict[str, Any],
-    trace: OperationTrace,
-    file_name: str,
-) -> TimingTable:
+def table_of_trace(training: Training, settings: dict[str, Any], trace: OperationTrace, file_name: str) -> TimingTable:
     """The timing table of the device that `trace` was recorded on; nothing is measured here.
 
     Operation times are added up, as a GPU's single stream runs them: that is the fit. Time that matched no operation is
     counted as part of every step. If operations run side by side, on several cores, steps are shorter than this.
 
     Args:
-        task: with a network built like the traced one.
-        optimizer: built for all of its trainable variables.
-        batch_size: of the traced steps.
+        training: of a network built like the traced one, on a batch of that size.
         settings: as of `profile_task`.
-        trace: of full steps of that network; may lack the updates, whose time is then 0.
+        trace: of full steps; may lack the updates, whose time is then 0.
         file_name: what profile.json calls the trace.
 
     Raises:
@@ -261,9 +252,10 @@ def table_of_trace(
     from elastic_trainer.timing.foreign_trace import has_folded_batch_norm, match_operations
     from elastic_trainer.training.step import TrainStep
 
-    full = TrainStep(task, optimizer, batch_size)
+    task, optimizer, batch = training
+    full = TrainStep(task, optimizer, len(batch))
     if not has_folded_batch_norm(trace, full):
-        full = TrainStep(task, optimizer, batch_size, fold=False)
+        full = TrainStep(task, optimizer, len(batch), fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
     attribution = attribute(full, task.model.trainable_variables)
     times = attribution.times(op_ms)

@@ -81,17 +81,11 @@ _NUMBERS = (*_TIMES, "compiling_ms", "plain_step_ms")
 
 
 class StepPrediction(NamedTuple):
-    """Wall time of a step by the table, in ms.
-
-    Attributes:
-        step_ms: of the step itself.
-        caching_ms: of computing the features that it runs on, as far as they are missing, per step of their use.
-        uses_features: whether it runs on cached features; else it computes the prefix.
-    """
+    """Wall time of a step by the table, and of computing missing features per step of their use, in ms."""
 
     step_ms: float
     caching_ms: float
-    uses_features: bool
+    uses_features: bool  # else it computes the prefix
 
 
 @dataclass(frozen=True)
@@ -306,10 +300,8 @@ def load_table(
     """The timing table in `folder`, checked.
 
     Args:
-        folder: see `table_folder`.
-        wanted: the settings it must have been measured with, such as `table_settings`.
-        names, shapes: of `model.trainable_variables`, in their order.
-        graph: the network's `graph_digest`.
+        folder, wanted: where it is, and the settings it must have been measured with, as `table_settings`.
+        names, shapes, graph: of `model.trainable_variables`, and the network's `graph_digest`.
         remake_command: makes the table; part of error messages.
         allow_stale: only warn of a table of another graph, or from another machine or TensorFlow.
 
