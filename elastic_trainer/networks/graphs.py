@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-import keras
-
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -22,6 +20,8 @@ def functional_graph(model: Any) -> Any:
 
 def is_graph(layer: Any) -> bool:
     """Whether `layer` is a functional or sequential Keras model. Its graph then describes all that it computes."""
+    import keras  # not at the top: figures read timing tables without TensorFlow
+
     is_keras_model = isinstance(layer, keras.Model) and type(layer).__module__.partition(".")[0] == "keras"
     return is_keras_model and bool(getattr(functional_graph(layer), "_nodes_by_depth", None))
 
@@ -34,6 +34,8 @@ def graph_nodes(model: Any) -> list[Any]:
 
 def nested_nodes(model: Any) -> list[Any]:
     """The nodes of a model's graph and of the graphs of the models in it, each model once."""
+    import keras
+
     nodes = graph_nodes(model)
     inner = {id(node.operation): node.operation for node in nodes if isinstance(node.operation, keras.Model)}
     return [*nodes, *itertools.chain.from_iterable(map(nested_nodes, inner.values()))]
