@@ -99,12 +99,7 @@ class RunTime:
 class DeadlineBudget(TimeBudget):
     """Steps that end all of training, validation included, `seconds` after the start of the program.
 
-    Args:
-        table, head, misses: as of `TimeBudget`.
-        seconds: wall time from the start of the program, of which `elapsed` have passed before training starts.
-        schedule: of the run.
-        selection_steps: steps, counted from 0, before which a selection is due.
-        run_time: what the run takes beside its steps.
+    Of these, `elapsed` have passed before training starts. Selections are due before `selection_steps`, counted from 0.
 
     Raises:
         DeadlineTooShortError: even training the head alone takes longer.

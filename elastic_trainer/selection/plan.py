@@ -52,13 +52,8 @@ def run_plan_lines(
 ) -> Iterator[str]:
     """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
 
-    Args:
-        table: timing table of the network.
-        head: bool [N] over `model.trainable_variables`, what always trains.
-        data, settings: of the run.
-        rho: of the run; its row is marked.
-        others: to compare with it; 1 is full training.
-        memory: what the process may take; by default the limit of the settings.
+    The row of the run's `rho` is marked among `others`, of which 1 is full training; `memory` is by default the limit
+    of the settings.
     """
     schedule, memory = Schedule.of(settings, data.steps_per_epoch), memory or MemoryBudget(settings.memory)
     run_time, selections = RunTime.of(table, data, settings), len(schedule.selection_steps(settings.interval))

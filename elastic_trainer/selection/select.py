@@ -153,13 +153,8 @@ def keep_if_close(table: TimingTable, plan: Plan, current: np.ndarray, misses: f
     """The plan of bool [N] `current` if it is that of `plan`, or nearly as large and nearly fits; else `plan`.
 
     A new selection needs a new graph and new features. Where no importance counts, a few tensors more or less are not
-    worth them.
-
-    Args:
-        table: timing table of the network.
-        plan, current: what may train from now on, and what trains now.
-        misses: of the features that `current` has already, see `timing.fit`.
-        changing_ms: time of a change, a step that is left of the run.
+    worth them. A change takes `changing_ms` for each step that is left of the run; `misses` are those of the features
+    that `current` has already (`timing.fit`).
     """
     current_ms, plan_ms = table.predict_ms(current, misses), plan.step_ms + plan.caching_ms
     is_close = plan_ms - SHORTFALL * plan.budget_ms <= current_ms <= (1 + OVERRUN) * plan.budget_ms

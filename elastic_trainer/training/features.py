@@ -59,11 +59,7 @@ class FeatureCache:
     """Decides whether the step that trains now starts from features of the training examples, and makes them.
 
     Missing features are computed for some later steps as well, since larger blocks cost less per row
-    (docs/log/features.md).
-
-    Args:
-        data: the training examples; without them no features are ever kept.
-        in_float16: round them to float16, which halves the memory.
+    (docs/log/features.md). Without `data`, the training examples, none are ever kept; `in_float16` halves their memory.
     """
 
     def __init__(self, data: ShuffledData | None = None, in_float16: bool = False) -> None:
