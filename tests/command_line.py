@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -63,24 +62,6 @@ def train_here(*words):
 
 
 def start_training(*arguments):
-    """Start main.py with full training of the small network; returns the running process."""
-    words = [
-        sys.executable,
-        str(ROOT / "main.py"),
-        *NETWORK,
-        "--batch_size",
-        "4",
-        "--train_type",
-        "full_training",
-        *map(str, arguments),
-    ]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for_file(pattern, folder, process, seconds=120):
-    """Wait until `process` has written a file that matches `pattern` in `folder`."""
-    end = time.monotonic() + seconds
-    while not list(folder.glob(pattern)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    """Start main.py on the small network; returns the running process."""
+    words = [sys.executable, ROOT / "main.py", *NETWORK, *arguments]
+    return subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

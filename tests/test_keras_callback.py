@@ -16,6 +16,7 @@ from elastic_trainer.machine import available_memory_mb
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.training.step import TrainStep
 
+pytestmark = pytest.mark.usefixtures("quick_profiles")
 LOGITS_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
 IMAGES = RNG.uniform(0, 255, (40, SIZE, SIZE, 3)).astype(np.float32)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from command_line import command
+from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
@@ -233,7 +233,7 @@ def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
 def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     """Digits by main.py, to measure the table, without a limit, and with one. How near the peak is to what was
     predicted depends on what else the machine does (docs/log/memory.md)."""
-    words = ("main.py", "--logdir", tmp_path, "--batch_size", 64, "--input_size", 96, "--max_steps", 6, "--rho", 0.7)
+    words = ("main.py", *NETWORK, "--logdir", tmp_path, "--input_size", 160, "--max_steps", 6, "--rho", 0.7)
     done = command(*words, "--run_name", "free")
     assert not done.returncode, done.stderr
     assert re.search(r"^disk: the run folder takes at most about \d+ MB .*, [\d,]+ MB are free in ", done.stdout, re.M)

@@ -115,6 +115,7 @@ def test_every_batch_norm_is_frozen_and_the_head_is_found(traced):
     assert np.abs(logits.sum(axis=1) - 1).max() > 1e-3  # logits, not probabilities, which sum to 1
 
 
+@pytest.mark.usefixtures("quick_profiles")
 def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp_path):
     model = build(zoo.without_gradient)
     network = NetworkSettings(optimizer="sgd", batch_size=BATCH)

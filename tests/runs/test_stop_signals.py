@@ -5,39 +5,58 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import keras
-from command_line import ROOT, start_training
+import pytest
+from command_line import NETWORK, ROOT, run_here, start_training, train_here
 
+import main
+from elastic_trainer.errors import UserError
 from elastic_trainer.runs.stop_signals import StopSignals
 
 
-def test_signals_stop_a_run_with_a_checkpoint_and_print_the_command_that_continues_it(tmp_path):
-    flags = ["--logdir", tmp_path, "--deterministic", "--num_epochs", "2", "--save_model"]
-    mine = tmp_path / "mine"
-    seen: set[Path] = set()
-    process = start_training(*flags, "--run_name", "mine", "--checkpoint_minutes", "0.005")
-    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-        while not {*mine.glob("checkpoints/step-*")} - seen:
+def test_a_run_that_is_stopped_and_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path):
+    """It selects twice an epoch and trains in parts of a batch. A signal prints the command that continues it."""
+    flags = ["--batch_size", 16, "--micro_batch", 4, "--num_epochs", 2, "--rho", 0.6, "--interval", 0.5]
+    flags += ["--deterministic", "--save_model", "--checkpoint_minutes", 0, "--logdir", tmp_path]
+    unbroken = start_training(*flags, "--run_name", "unbroken")
+    _, errors = unbroken.communicate(timeout=300)
+    assert unbroken.returncode == 0, errors
+    mine, step = tmp_path / "mine", 0
+    process = start_training(*flags, "--run_name", "mine")
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)):
+        while max(checkpoints(mine), default=0) < step + 20:  # a selection later
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == status, errors
-        last = errors.strip().splitlines()[-1]
-        assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
-        assert not list(mine.rglob(".*"))
-        seen = {*mine.glob("checkpoints/step-*")}
-        words = [sys.executable, ROOT / "main.py", *last.split("python main.py ")[1].split()]
+        if number != signal.SIGKILL:
+            last = errors.strip().splitlines()[-1]
+            assert last.startswith("main.py: stopped after step ") and "Traceback" not in errors
+            assert not list(mine.rglob(".*"))
+            words = [sys.executable, ROOT / "main.py", *last.split("python main.py ")[1].split()]
+        step = max(checkpoints(mine))
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert json.loads((mine / "summary.json").read_text())["steps"] == 2 * 224
-    uninterrupted = start_training(*flags, "--run_name", "uninterrupted")
-    uninterrupted.communicate(timeout=300)
-    assert uninterrupted.returncode == 0
-    assert weights_of(mine) == weights_of(tmp_path / "uninterrupted")
+    assert json.loads((mine / "summary.json").read_text())["steps"] == 2 * 56
+    assert weights_of(mine) == weights_of(tmp_path / "unbroken")
+
+
+def checkpoints(folder):
+    """The steps of a run's checkpoints."""
+    return [int(path.stem.removeprefix("step-")) for path in folder.glob("checkpoints/step-*.npz")]
+
+
+def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that_it_is(tmp_path, capsys):
+    flags = [*NETWORK, "--train_type", "full_training", "--logdir", tmp_path, "--run_name", "mine", "--max_steps", "2"]
+    train_here(*flags)
+    with pytest.raises(UserError, match=r"was started with --learning_rate [\d.]+, not 0\.5"):
+        run_here(main.main, "main.py", *flags, "--resume", "--learning_rate", "0.5")
+    capsys.readouterr()
+    run_here(main.main, "main.py", *flags, "--resume")
+    assert "is finished: accuracy" in capsys.readouterr().out
 
 
 def weights_of(folder):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import records_page
-from command_line import NETWORK, ROOT, command, error_line
+from command_line import NETWORK, ROOT, error_line
 
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -39,10 +39,13 @@ def test_scripts_start_in_any_folder(script, tmp_path):
         ("step", {"step_ms", "over_unfolded", "full_over_keras"}),
     ],
 )
-def test_benchmark_prints_its_results_as_json_last(script, keys):
-    done = command(f"scripts/benchmarks/benchmark_{script}.py", *NETWORK, "--batch_size", "8", "--quick")
-    assert done.returncode == 0, done.stderr
-    assert keys <= set(json.loads(done.stdout.splitlines()[-1]))
+@pytest.mark.usefixtures("quick_profiles")
+def test_benchmark_prints_its_results_as_json_last(script, keys, monkeypatch, capsys):
+    path = f"{ROOT}/scripts/benchmarks/benchmark_{script}.py"
+    monkeypatch.setattr("sys.argv", [path, *NETWORK, "--batch_size", "8", "--quick"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(path, run_name="__main__")
+    assert end.value.code == 0 and keys <= set(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
 
 def test_plotting_a_folder_without_a_run_is_refused(tmp_path):

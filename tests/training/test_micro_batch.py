@@ -1,16 +1,11 @@
 """Steps in parts of a batch: they train as whole ones, from features and across selections, and go on after a stop."""
 
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from command_line import ROOT
 from conftest import make_table
 from small_networks import values
 
@@ -212,29 +207,3 @@ def test_the_pass_over_a_part_counts_for_the_whole_batch(monkeypatch):
     evaluator = ImportanceEvaluator(CompiledTask(model, *examples.specs), BATCH)
     evaluator.set_micro_batch(4)
     assert evaluator.pass_ms(next(examples.train(0))) == 20.0
-
-
-def test_a_killed_run_of_main_ends_with_the_weights_of_an_unbroken_one(tmp_path):
-    words = [sys.executable, "main.py", "--batch_size", 16, "--micro_batch", 4, "--input_size", 32, "--num_epochs", 2]
-    words += ["--max_steps", 60, "--rho", 0.6, "--interval", 0.5, "--deterministic", "--save_model"]
-    words += ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--checkpoint_minutes", 0, "--logdir", tmp_path]
-
-    def run(name):
-        return subprocess.Popen([*map(str, words), "--run_name", name, "--resume"], cwd=ROOT, stdout=subprocess.DEVNULL)
-
-    assert run("unbroken").wait(300) == 0
-    killed, start = run("broken"), time.monotonic()
-    while not any(latest >= 35 for latest in checkpoints(tmp_path / "broken")) and killed.poll() is None:
-        assert time.monotonic() - start < 200
-        time.sleep(0.01)
-    killed.kill()  # after some selections
-    assert killed.wait() == -signal.SIGKILL
-    assert run("broken").wait(300) == 0
-    one, other = (keras.models.load_model(tmp_path / name / "last.keras") for name in ("unbroken", "broken"))
-    for expected, found in zip(one.variables, other.variables, strict=True):
-        np.testing.assert_array_equal(expected.numpy(), found.numpy())
-
-
-def checkpoints(folder):
-    """The steps of a run's checkpoints."""
-    return [int(path.stem.removeprefix("step-")) for path in folder.glob("checkpoints/step-*.npz")]
