@@ -48,10 +48,10 @@ class ElasticTraining(keras.callbacks.Callback):
     and PyDataset, class and sample weights, validation, and other callbacks.
 
     Not possible here: cached features, since `fit` does not say which examples come next (`Trainer` has them); models
-    with their own `train_step`; more than one replica; XLA (`jit_compile` has no effect). Other callbacks must not
-    change weights while `fit` runs, since frozen batch norms are folded into kernels that do not train. Keras' Adam
-    counts steps for all tensors together, so a tensor that is first selected late starts with larger updates than at
-    the start.
+    with their own `train_step` or several optimizers; more than one replica; XLA (`jit_compile` has no effect). Other
+    callbacks must not change weights within an epoch, since frozen batch norms are folded into kernels that do not
+    train. Keras' Adam counts steps for all tensors together, so a tensor that is first selected late starts with
+    larger updates than at the start.
 
     Args:
         rho: time of a step over that of one of plain `fit`, above 0 and at most 1.
