@@ -131,12 +131,14 @@ def small_vit():
         yield
 
 
-@pytest.fixture
-def quick_profiles(monkeypatch):
+@pytest.fixture(scope="module")
+def quick_profiles():
     """Timing tables that this process measures are of few selections, rounds and traced steps."""
-    monkeypatch.setattr(measuring, "CALIBRATION", measuring.QUICK_CALIBRATION)
-    monkeypatch.setattr(measuring, "MAX_ROUNDS", measuring.MIN_ROUNDS)
-    monkeypatch.setattr(profiling, "MAX_TRACED", profiling.MIN_TRACED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measuring, "CALIBRATION", measuring.QUICK_CALIBRATION)
+        patch.setattr(measuring, "MAX_ROUNDS", measuring.MIN_ROUNDS)
+        patch.setattr(profiling, "MAX_TRACED", profiling.MIN_TRACED)
+        yield
 
 
 @pytest.fixture

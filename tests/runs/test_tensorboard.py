@@ -38,7 +38,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory):
+def board(tmp_path_factory, quick_profiles):
     """The address of TensorBoard on two runs and a profile."""
     folder = tmp_path_factory.mktemp("logs")
     for name in ("elastic", "full"):
@@ -47,7 +47,7 @@ def board(tmp_path_factory):
         table = make_table(model) if name == "elastic" else None
         scheme = train.elastic_training if table else train.full_training
         run(folder / name, scheme, Settings(num_epochs=3, interval=1, rho=0.6), model, table)
-    profiler.profile(make_small_model(), SETTINGS, folder / "profiles" / "small", seconds=1)
+    profiler.profile(make_small_model(), SETTINGS, folder / "profiles" / "small")
     yield from serve(folder)
 
 

@@ -8,10 +8,11 @@ import pickle
 import keras
 import numpy as np
 import pytest
-from command_line import error_line
-from convert_efficientnet_lite import MAGIC, converted, read_state
+from command_line import run_here
+from convert_efficientnet_lite import MAGIC, converted, main, read_state
 from study_networks import efficientnet_lite
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
 
 
@@ -86,7 +87,7 @@ def test_each_tensor_is_that_of_its_layer():
         converted(state, 64)
 
 
-def test_another_file_is_one_line_and_none_of_its_code_runs(tmp_path):
+def test_another_file_is_refused_and_none_of_its_code_runs(tmp_path):
     class Bad:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "made"),)
@@ -94,6 +95,6 @@ def test_another_file_is_one_line_and_none_of_its_code_runs(tmp_path):
     path, output = tmp_path / "bad.pth", tmp_path / "x.keras"
     for content in (b"", b"text", pickle.dumps(Bad(), protocol=2), pickle.dumps(MAGIC, 2) + 3 * pickle.dumps(Bad(), 2)):
         path.write_bytes(content)
-        line = error_line("scripts/tools/convert_efficientnet_lite.py", path, output)
-        assert f"{path}: is not the file of EfficientNet-Lite0" in line
+        with pytest.raises(UserError, match=f"{path}: is not the file of EfficientNet-Lite0"):
+            run_here(main, "convert_efficientnet_lite.py", path, output)
     assert not (tmp_path / "made").exists() and not output.exists()
