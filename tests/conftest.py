@@ -133,9 +133,12 @@ def small_vit():
 
 @pytest.fixture(scope="module")
 def quick_profiles():
-    """Timing tables that this process measures are of few selections, rounds and traced steps."""
+    """Timing tables that this process measures are of few selections, rounds and traced steps.
+
+    Those without features are of every second entry of `CALIBRATION`.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "CALIBRATION", measuring.QUICK_CALIBRATION)
+        patch.setattr(measuring, "CALIBRATION", [one for one in measuring.QUICK_CALIBRATION for _ in range(2)])
         patch.setattr(measuring, "MAX_ROUNDS", measuring.MIN_ROUNDS)
         patch.setattr(profiling, "MAX_TRACED", profiling.MIN_TRACED)
         yield
