@@ -8,7 +8,6 @@ import numpy as np
 
 from elastic_trainer.extensions.fleet.messages import Result, Update
 
-MEASURES = ("loss", "accuracy")
 MAX_FACTOR = 4.0  # by which normalising may multiply a change: the change of a single step is mostly noise
 
 

@@ -46,16 +46,12 @@ def trained_names(model: keras.Model) -> list[str]:
 class Board:
     """One board. `handle` answers the messages of a server (`messages`).
 
-    A subclass may select by another `scheme`.
-
     Args:
         name: in the server's messages and records.
         make: from the server's words of a command line, and its class names, what this board trains.
         clock: of its rounds.
         say: prints a line.
     """
-
-    scheme = RoundScheme
 
     def __init__(
         self,
@@ -124,7 +120,7 @@ class Board:
         return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
 
     def _start(self, setup: BoardSetup) -> None:
-        self._scheme = self.scheme(setup, self.clock)
+        self._scheme = RoundScheme(setup, self.clock)
         self.trainer = round_trainer(setup, self._scheme, self.clock)
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:

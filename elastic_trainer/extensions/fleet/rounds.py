@@ -108,8 +108,6 @@ class RoundScheme(Scheme):
     A selection stays as long as a pass with it takes about the time of a round, since another one has to be compiled,
     and how fast a busy board is changes from round to round. But all tensors train as soon as they fit.
 
-    A subclass may `choose` otherwise.
-
     Args:
         setup: of the board.
         clock: of its rounds.
