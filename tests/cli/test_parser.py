@@ -92,6 +92,7 @@ from elastic_trainer.runs.reader import CONFIG
         ("--power_csv no/such.csv", r"--power_csv no/such\.csv: cannot be read: No such file"),
         ("--power_csv /", "--power_csv /: cannot be read: Is a directory"),
         ("--board_times times.json", "--board_times: works only with --plan or --export train_tflite"),
+        ("--board_times none.json --plan", "--board_times none.json: there is no such file; give the times.json of"),
         (
             "--board_times times.json --export train_tflite --train_type full_training",
             "--board_times: does not work with --train_type full_training, which has no time budget",

@@ -53,6 +53,8 @@ def check(args: argparse.Namespace, given: Collection[str]) -> None:
         raise UserError(f"--board_times: does not work with --train_type {args.train_type}, which has no time budget")
     if args.board_times and args.memory is not None:
         raise UserError("--memory: cannot be combined with --board_times; what a board's memory takes is not known")
+    if args.board_times and not args.board_times.is_file():
+        raise UserError(f"--board_times {args.board_times}: there is no such file; give the times.json of a board")
     for name, why in EXCLUDED if is_exported else ():
         if getattr(args, name):
             raise UserError(f"--{name}: cannot be combined with --export {EXPORT}; {why}")
