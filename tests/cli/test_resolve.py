@@ -272,11 +272,12 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
 
 def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
     photos = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path)]
+    (tmp_path / "times.json").touch()
     for more, chooses in (
         ([], True),
         (["--export", "tflite"], True),
         (["--export", "train_tflite"], False),
-        (["--plan", "--board_times", "times.json"], False),
+        (["--plan", "--board_times", str(tmp_path / "times.json")], False),
     ):
         assert ("micro_batch" in parse_training([*photos, *more]).open) == chooses, more
 

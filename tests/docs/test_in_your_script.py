@@ -37,8 +37,10 @@ def test_a_program_learns_and_says_how_many_tensors_train(
     assert len(losses) >= 3 and losses[-1] < losses[0], output
     counts = [(int(some), int(of)) for some, of in re.findall(r"(\d+) of (\d+) tensors train", output)]
     assert len(counts) >= 1 + (name in IN_FIT) and all(0 < some <= of for some, of in counts), output
-    assert counts[0][0] < counts[0][1], "the budget leaves something out"
-    if name in IN_FIT:
+    if name in IN_FIT:  # all tensors may fit, where plain `fit` is slow
+        shares = [float(share) for share in re.findall(r"tensors train, predicted ([\d.]+) of", output)]
+        [asked] = re.findall(r"ElasticTraining\(rho=([\d.]+)", PROGRAMS[name])
+        assert shares and shares[0] <= float(asked), output
         assert len(list(tmp_path.glob("elastic_trainer/*/profile.json"))) == 1, "the table is kept for the next run"
 
 
