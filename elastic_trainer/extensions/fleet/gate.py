@@ -22,10 +22,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from elastic_trainer.errors import UserError
+
 FLEET = re.compile(r"/v1/fleet/[a-z-]+")  # the only paths that are passed on
 MAX_BODY = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 MiB
 MAX_REQUESTS = 1000  # at the same time
 UPSTREAM_SECONDS = 60.0
+REFUSALS = 401, 403, 412  # of a request without a key, or with one that Fleet does not know
 HOP = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "upgrade"}  # of one connection only
 Say = Callable[[str], object]
 
@@ -66,7 +69,7 @@ class Gate:
             return Response(status_code=400)
         except httpx.HTTPError:
             return Response(status_code=503)  # boards try again
-        if reply.status_code in (401, 403) or (path.endswith("/register-node") and reply.status_code >= 400):
+        if reply.status_code in REFUSALS:
             self._refused(host, "its key is not among those in --node_keys")
         return Response(reply.content, reply.status_code, _end_to_end(reply.headers))
 
@@ -102,6 +105,10 @@ def gate(host: str, port: int, files: Mapping[str, Path], upstream: str, say: Sa
     thread.start()
     while thread.is_alive() and not server.started:
         time.sleep(0.05)
+    if not server.started:
+        raise UserError(
+            f"--port {port}: another program has taken {host}:{port} in the meantime; choose another --port"
+        )
     try:
         yield
     finally:

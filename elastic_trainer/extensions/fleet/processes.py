@@ -212,14 +212,14 @@ def superlink(
         _wait_until(lambda: _listens("127.0.0.1", port), process, log, check)
         runtime = Runtime(f"127.0.0.1:{port}", secret.read_bytes(), process, files.get("--ssl-ca-certfile"))
         start_app(runtime, APP, _public_keys(settings))
-        for token in runtime.tokens(TaskType.SERVER_APP, check):
-            link = FlowerLink(runtime, token)
-            stack.enter_context(link.is_open())
-            upstream = f"http{'s' if files else ''}://{runtime.address}"
-            stack.enter_context(gate(settings.host, settings.port, files, upstream, say))
-            yield link
-            return
-        raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
+        token = next(runtime.tokens(TaskType.SERVER_APP, check), None)
+        if token is None:
+            raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
+        link = FlowerLink(runtime, token)
+        stack.enter_context(link.is_open())
+        upstream = f"http{'s' if files else ''}://{runtime.address}"
+        stack.enter_context(gate(settings.host, settings.port, files, upstream, say))
+        yield link
 
 
 def _listens(host: str, port: int) -> bool:

@@ -108,14 +108,14 @@ def _is_alive(client: RuntimeHttpClient) -> Iterator[None]:
         heartbeat.stop()
 
 
-def _record(parcel: Parcel) -> RecordDict:
-    return RecordDict({"parcel": ArrayRecord({"parcel": Array(np.frombuffer(parcel.to_bytes(), np.uint8))})})
+def _record(content: bytes) -> RecordDict:
+    return RecordDict({"parcel": ArrayRecord({"parcel": Array(np.frombuffer(content, np.uint8))})})
 
 
-def _content(message: Message) -> np.ndarray:
+def _content(message: Message) -> bytes:
     """Raises `ValueError` if the message holds no parcel."""
     try:
-        return message.content.array_records["parcel"]["parcel"].numpy()
+        return message.content.array_records["parcel"]["parcel"].numpy().tobytes()
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it holds no parcel") from error
 
@@ -131,7 +131,7 @@ def parcels(runtime: Runtime, handle: Callable[[Parcel], Parcel]) -> Iterator[Pa
                 with _is_alive(client):
                     message, context, _, _ = pull_task_input(client)
                     parcel, reply = _answered(message, handle)
-                    push_message(client, Message(_record(reply), reply_to=message), context)
+                    push_message(client, Message(_record(reply.to_bytes()), reply_to=message), context)
                     push_task_output(client, context, SubStatus.COMPLETED, "")
             except (httpx.HTTPError, RuntimeError) as error:  # the SuperNode ends, or the message is gone
                 print(f"a message could not be answered: {first_line(error)}", flush=True)
@@ -142,7 +142,7 @@ def parcels(runtime: Runtime, handle: Callable[[Parcel], Parcel]) -> Iterator[Pa
 def _answered(message: Message, handle: Callable[[Parcel], Parcel]) -> tuple[Parcel, Parcel]:
     """The parcel in a message, and the reply: what `handle` makes of it, or why there is nothing."""
     try:
-        parcel = Parcel.from_bytes(_content(message).tobytes())
+        parcel = Parcel.from_bytes(_content(message))
     except ValueError as error:
         return failed(first_line(error)), failed(first_line(error))
     try:
@@ -181,6 +181,17 @@ def start_app(runtime: Runtime, app: Path, keys: Iterable[Path]) -> None:
             raise UserError(f"Flower does not start the fleet's app: {first_line(error)}") from error
 
 
+def _delivery(reply: Message) -> Delivery:
+    if reply.has_error():
+        return Delivery(0, failed(f"{reply.error.reason} (Flower's error {reply.error.code})"))
+    content = b""
+    try:
+        content = _content(reply)
+        return Delivery(len(content), Parcel.from_bytes(content))
+    except ValueError as error:
+        return Delivery(len(content), failed(f"its reply cannot be read: {first_line(error)}"))
+
+
 class FlowerLink:
     """The link to the boards, as the ServerApp of a SuperLink. Raises `LinkDownError` once that has ended."""
 
@@ -204,25 +215,16 @@ class FlowerLink:
         return {node.node_id: printable(node.name)[:60] for node in self._asked(self._grid.get_nodes)}
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        message = Message(_record(parcel), node, "query", ttl=seconds)
+        content = parcel.to_bytes()
+        message = Message(_record(content), node, "query", ttl=seconds)
         [number] = self._asked(lambda: self._grid.push_messages([message])) or [None]
         if number is None:
             raise UserError("Flower could not pass on a message")
-        return number, _content(message).nbytes
+        return number, len(content)
 
     def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
-        replies = {}
-        for reply in self._asked(lambda: self._grid.pull_messages(messages)) if messages else ():
-            size = 0
-            try:
-                if reply.has_error():
-                    raise ValueError(f"{reply.error.reason} (Flower's error {reply.error.code})")
-                size = (content := _content(reply)).nbytes
-                parcel = Parcel.from_bytes(content.tobytes())
-            except ValueError as error:
-                parcel = failed(f"its reply cannot be read: {first_line(error)}")
-            replies[reply.metadata.reply_to_message_id] = Delivery(size, parcel)
-        return replies
+        replies = self._asked(lambda: self._grid.pull_messages(messages)) if messages else ()
+        return {reply.metadata.reply_to_message_id: _delivery(reply) for reply in replies}
 
     def _asked(self, call: Callable[[], Any]) -> Any:
         """What a call of the SuperLink returns; one that is not answered is repeated `MAX_TRIES` times."""

@@ -236,6 +236,7 @@ def test_only_boards_with_a_known_key_take_part_under_its_name(fleet, certificat
     for why, process in outside.items():
         process.wait_for(why, 30)
         assert process.process.wait(30) != 0
+    assert "127.0.0.1 was refused: its key is not among those in --node_keys" in said
 
 
 def test_a_stranger_with_the_servers_certificate_reaches_nothing_but_fleet(certificates, tmp_path):
