@@ -48,6 +48,8 @@ class EventsWriter(Listener):
                     os.truncate(path, min(kept[path.name], path.stat().st_size))
                 else:
                     path.unlink()
+            while any(f".{int(time.time())}." in name for name in kept):
+                time.sleep(0.05)  # TensorBoard reads files by name, which has the second in which it was begun
         with self._reporting():
             self._writer = tf.summary.create_file_writer(str(self._folder))
         if self._kept is None:

@@ -82,6 +82,8 @@ def test_resumed_run_ends_with_the_weights_tables_and_events_of_an_uninterrupted
     seconds = [float(row["train_seconds"]) for row in rows_of(tmp_path / "resumed" / "metrics.csv")]
     assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(resumed_summary["train_seconds"])
     check_events(events_of(folder), events_of(tmp_path / "resumed"))
+    seconds = [path.name.split(".")[3] for path in (tmp_path / "resumed").glob("events.*")]
+    assert len({*seconds}) == len(seconds) > 1, "TensorBoard reads the files in the order of their names"
 
 
 def check_events(expected, found):
