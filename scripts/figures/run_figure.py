@@ -27,8 +27,9 @@ from runner import Run, carry_out, count_classes, make_run, network_and_table, w
 import utils
 from elastic_trainer.cli.flags import add_flag
 from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.errors import UserError
 from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import OneOf, count, file_to_write, stem_to_write
+from elastic_trainer.options import OneOf, count, existing_file, file_to_write, stem_to_write
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings
 
@@ -134,6 +135,8 @@ def figure_parser() -> OneLineParser:
     add("--scale", type=OneOf(SCALES), default="full", metavar="SCALE", help=scale)
     add("--seeds", type=count, default=1, metavar="N", help="runs of each setting (default: %(default)s)")
     add("--reference", action="store_true", help="mark the paper's values if the setting is the paper's")
+    recorded = "of figure 16: a table of the authors' own runs on a Raspberry Pi 4B, whose curves are drawn, too"
+    add("--recorded", type=existing_file, metavar="FILE.csv", help=recorded)
     group = parser.add_argument_group("instead of the paper's")
     for flag in ("dataset_name", "data_dir", "model_name", "weights", "input_size", "batch_size"):
         add_flag(group, MAIN_FLAGS[flag], default=None)
@@ -157,6 +160,9 @@ def main() -> None:
     args = parse()
     name = args.name.removesuffix("_ego")
     figure, runs = FIGURES[name], make_runs(args)
+    recorded = paper_figures.recorded_curves(args.recorded) if args.recorded else {}
+    if recorded and name != "16":
+        raise UserError(f"--recorded: is of figure 16 alone, not of {args.name}")
     if args.dry_run:
         dry_run(runs, figure.hours)
         return
@@ -167,7 +173,7 @@ def main() -> None:
     reference = paper_figures.REFERENCE.get(name, {}) if args.reference else {}
     if args.reference and not reference:
         print(f"--reference: no values of the paper are known for {args.name}")
-    draw(figure.plot, runs, plotting.Sheet(args.output, args.scale, reference))
+    draw(figure.plot, runs, plotting.Sheet(args.output, args.scale, reference, recorded))
 
 
 if __name__ == "__main__":
