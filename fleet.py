@@ -114,12 +114,13 @@ def serve(command: ServeCommand) -> None:
             with boards as (link, clock):
                 server = FleetServer(Roster(link, say, clock), model, command.fleet, rate, hello, records, dataset)
                 server.run()
-                server.say_goodbye(folder / BEST_MODEL)
+                server.say_goodbye()
         except Stopped as stopped:
             raise Stopped(stopped.number, f"stopped; {how}") from None
         summary = records.finish(server.seconds)
+    first, last = summary["start_accuracy"] or 0.0, summary["final_accuracy"]
     say(
-        f"accuracy {summary['final_accuracy']:.1%} (best {summary['best_accuracy']:.1%}: {folder / BEST_MODEL}) after "
+        f"accuracy {first:.1%} with the first head, {last:.1%} in the end ({folder / BEST_MODEL}), after "
         f"{summary['train_seconds']:.1f} s of rounds; the least trained tensor trained in {summary['coverage']:.0%} of "
         f"all boards' rounds; {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB sent"
     )

@@ -164,7 +164,6 @@ class Board:
         values, before, clock, trainer = parcel.values, parcel.arrays, self.clock, self.trainer
         self._round_seconds = values["seconds"]
         clock.start(values["seconds"])
-        results = self._tested(before) if values["tests"] else {}
         self._load(before)
         steps = self.train_steps(values["rate"])
         after, selection = trainer.state().arrays, trainer.history.selection
@@ -179,7 +178,7 @@ class Board:
             f"{clock.spent:.1f} s of {values['seconds']:.1f} s"
         )
         losses = [result.loss for result in trainer.history.results[-steps:]]
-        results |= {
+        results = {
             "steps": steps,
             "seconds": clock.spent,
             "predicted_step_ms": selection.predicted_step_ms,

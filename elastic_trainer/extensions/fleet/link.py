@@ -23,10 +23,10 @@ class Delivery(NamedTuple):
 class Link(Protocol):
     """A server's connection to its boards."""
 
-    def nodes(self) -> dict[int, str]:
-        """The boards that are online: the names of their keys, "" without, by the numbers that Flower gives them.
+    def nodes(self) -> dict[int, tuple[str, str]]:
+        """The boards that are online, by the numbers that Flower gives them.
 
-        Without a key, a board has a new number after each start.
+        Of each the name of its key, "" without, and when it started. Without a key, its number is new after each start.
         """
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:

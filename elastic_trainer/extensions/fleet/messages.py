@@ -4,7 +4,7 @@
     hello: words, class_names, network; weights           ready: the fields of `About`
     sums: ; weights                                       sums: none, if there are none, says why; sums of features
     losses: seconds; kernels, biases                      losses: ; losses
-    train: round, seconds, rate, changes, tests; weights  trained: steps, REPORTED, test, test_images; changes
+    train: round, seconds, rate, changes; weights         trained: steps, REPORTED; changes
     test: ; weights                                       tested: test, test_images
     end: ; the best weights                               bye
 

@@ -38,7 +38,6 @@ class Records:
     Attributes:
         rounds, boards: rows of metrics.csv and boards.csv.
         selections: of each board and round: round, board, and the places of the tensors that trained.
-        best: accuracy of the model in best.keras; None if there is none.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], names: list[str]) -> None:
@@ -46,7 +45,6 @@ class Records:
         self.rounds: list[dict[str, Any]] = []
         self.boards: list[dict[str, Any]] = []
         self.selections: list[tuple[int, str, list[int]]] = []
-        self.best: float | None = None
         self._checkpoints = Checkpoints(folder / "checkpoints")
         self._writers: dict[Path, Any] = {}
         if not (folder / CONFIG).exists():
@@ -57,14 +55,14 @@ class Records:
         state = self._checkpoints.latest()
         if state is not None:
             kept = state.record
-            self.rounds, self.boards, self.best = kept["rounds"], kept["boards"], kept["best"]
+            self.rounds, self.boards = kept["rounds"], kept["boards"]
             self.selections = [(number, board, places) for number, board, places in kept["selections"]]
         return state
 
     def save(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         """Write a checkpoint after a round, and all tables."""
         self.write()
-        kept = {"rounds": self.rounds, "boards": self.boards, "selections": self.selections, "best": self.best}
+        kept = {"rounds": self.rounds, "boards": self.boards, "selections": self.selections}
         self._checkpoints.save(len(self.rounds), State(arrays, {**record, **kept}))
 
     def write(self) -> None:
@@ -104,19 +102,18 @@ class Records:
 
     def add_round(self, values: dict[str, Any]) -> dict[str, Any]:
         """Record a round whose model is not tested yet; returns its row of metrics.csv."""
-        untested = {"test_loss": None, "test_accuracy": None}
+        untested = {"test_loss": None, "test_accuracy": None, "kept": None}
         self.rounds.append({"epoch": len(self.rounds), **values, "coverage": self.coverage(), **untested})
         return self.rounds[-1]
 
-    def add_test(self, row: dict[str, Any], test: dict[str, float], model: keras.Model) -> bool:
-        """Record what the model of a round reaches, and save it (`save_last_and_best`); whether it is the best."""
+    def add_test(self, row: dict[str, Any], test: dict[str, float], model: keras.Model, is_kept: bool) -> None:
+        """Record what the model of a round reaches, and save it if the fleet goes on from it."""
         from elastic_trainer.networks.saved_model import save_last_and_best
 
-        row |= {f"test_{name}": test[name] for name in ("loss", "accuracy")}
-        is_best = save_last_and_best(model, self.folder, row["test_accuracy"], self.best)
-        self.best = row["test_accuracy"] if is_best else self.best
+        row |= {f"test_{name}": test[name] for name in ("loss", "accuracy")} | {"kept": int(is_kept)}
+        if is_kept:
+            save_last_and_best(model, self.folder, row["test_accuracy"], None)
         self._draw(self.folder, row["epoch"], "fleet", row)
-        return is_best
 
     def coverage(self) -> float:
         """The share of all boards' rounds in which the least trained tensor trained."""
@@ -139,14 +136,14 @@ class Records:
 
     def finish(self, seconds: float) -> dict[str, Any]:
         """Write summary.json, and delete the checkpoints; what it contains. `seconds` are those of all rounds."""
-        accuracies = [row["test_accuracy"] for row in self.rounds if row["test_accuracy"] is not None]
+        kept = [row["test_accuracy"] for row in self.rounds if row["kept"]] or [0.0]
         summary = {
             **{key: self._config.get(key) for key in ("model_name", "dataset_name", "train_type", "seed")},
             "epochs": len(self.rounds),
             "steps": max(self.rounds[-1]["step"], 1),
             "start_accuracy": self.rounds[0]["test_accuracy"],
-            "best_accuracy": max(accuracies, default=0.0),
-            "final_accuracy": accuracies[-1] if accuracies else 0.0,
+            "best_accuracy": kept[-1],
+            "final_accuracy": kept[-1],
             "train_seconds": max(seconds, 1e-3),
             "validation_seconds": sum(row["validation_seconds"] for row in self.rounds),
             "selection_seconds": 0.0,

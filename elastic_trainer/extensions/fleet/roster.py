@@ -13,7 +13,7 @@ from elastic_trainer.extensions.fleet.messages import About, Parcel, about_of, r
 
 POLL_SECONDS = 0.25  # between two looks for replies
 NODES_SECONDS = 2.0  # between two looks for boards
-HELLO_SECONDS = 1800.0  # in which a board gets ready: it reads its photos and measures a timing table
+HELLO_SECONDS = 86_400.0  # a board gets ready in its own time; that it has started again, Flower says
 LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
 MAX_FAILURES = 3  # in a row, after which a board is left out until it starts again
 
@@ -58,6 +58,7 @@ class Member:
         sent: the message that it has not answered, or None.
         failures: how often in a row it replied that it could not do what it was asked for.
         is_known: whether it has been ready before.
+        since: when it started, in Flower's words.
     """
 
     node: int
@@ -67,6 +68,7 @@ class Member:
     sent: Sent | None = None
     failures: int = 0
     is_known: bool = False
+    since: str = ""
 
     @property
     def is_free(self) -> bool:
@@ -109,13 +111,21 @@ class Roster:
         """Those that have said what they can do."""
         return {member: member.about for member in self._members.values() if member.about is not None}
 
-    def wait_for(self, count: int, is_free: bool = False) -> None:
-        """Wait until `count` boards are ready, or free; says once what it waits for."""
-        has_said = False
+    def wait_for(self, count: int, is_free: bool = False, least: int | None = None, seconds: float = 0.0) -> None:
+        """Wait until `count` boards are ready, or free; says once what it waits for.
+
+        Once no other one has come for `seconds`, at `least` so many are enough.
+        """
+        has_said, before, latest = False, 0, self.clock.now()
         while True:
             self._receive()
             found = sum(member.is_free or not is_free for member in self.ready)
             if found >= count:
+                return
+            if found != before:
+                before, latest = found, self.clock.now()
+            if least is not None and found >= least and self.clock.now() - latest > seconds:
+                self.say(f"going on with {found} of {count} boards")
                 return
             if not has_said:
                 self.say(f"waiting for {count} board{'s' if count > 1 else ''}, {found} of them ready")
@@ -167,8 +177,12 @@ class Roster:
                 del self._replaced[other]
                 if other in self._members:
                     self._members[other].failures = 0
-        for node in {*online} - {*self._members}:
-            self._members[node] = Member(node, online[node] or f"number {node}", has_key=bool(online[node]))
+        for node, (name, since) in online.items():
+            before = self._members.get(node)
+            if before is not None and before.since != since:  # so it cannot answer what it was asked
+                self.say(f"board {before.name} has started again")
+            if before is None or before.since != since:
+                self._members[node] = Member(node, name or f"number {node}", has_key=bool(name), since=since)
         for member in self._members.values():
             if member.about is None and member.sent is None and member.failures < MAX_FAILURES:
                 self._send(member, self.hello(), HELLO_SECONDS, "getting ready")

@@ -211,8 +211,9 @@ class FlowerLink:
             TaskIdentity.node_id = task.context.node_id
             yield
 
-    def nodes(self) -> dict[int, str]:
-        return {node.node_id: printable(node.name)[:60] for node in self._asked(self._grid.get_nodes)}
+    def nodes(self) -> dict[int, tuple[str, str]]:
+        found = self._asked(self._grid.get_nodes)
+        return {node.node_id: (printable(node.name)[:60], node.last_activated_at) for node in found}
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
         content = parcel.to_bytes()

@@ -1,15 +1,15 @@
 """The server of a fleet: rounds with one deadline, and the average of what the boards changed in it.
 
 Its rules are those of the pilot (docs/log/fleet.md): the head in closed form first, each board trains the upper part of
-the network that fits the deadline, changes are averaged by local step, the rate starts low, and the best model is kept.
+the network that fits the deadline, changes are averaged by local step, and the rate starts low. A model that is worse
+than the best so far is dropped: the next round starts from the best, at half the rate.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from elastic_trainer.extensions.fleet.roster import Answer, Roster
 from elastic_trainer.extensions.fleet.settings import FleetSettings
 from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES, chosen
 from elastic_trainer.training.evaluation import Evaluation
@@ -100,7 +101,7 @@ class FleetServer:
         self._evaluation = Evaluation(ImageClassification(model))
         self._trained = trained_names(model)
         self._read_weights()
-        self._untested: dict[str, Any] | None = None  # the row of the model that the boards test next
+        self._tests: dict[str, Result] = {}  # of the best model: of the server's photos, or of each board's
         self._steps, self.seconds, self._empty = 0, 0.0, 0
         roster.hello = lambda: Parcel("hello", hello, self.weights)
 
@@ -109,22 +110,20 @@ class FleetServer:
         state = self.records.restore()
         if state is not None:
             self._resume(state)
-        self._roster.wait_for(self._settings.boards)
+        if rounds := self.records.rounds:
+            seconds = self._settings.grace + (rounds[-1]["round_seconds"] or 0.0)
+            self._roster.wait_for(self._settings.boards, least=self._settings.min_boards, seconds=seconds)
+        else:
+            self._roster.wait_for(self._settings.boards)
         if not self.records.rounds:
             self._first_round()
         while len(self.records.rounds) <= self._settings.rounds:
             self._clock.check()
             self._round(len(self.records.rounds))
-        if self._data is None:
-            parcel = Parcel("test", {}, self.weights)
-            self._record_tests(self._roster.ask(parcel, self._settings.grace, "last test"))
-            self.records.write()
 
-    def say_goodbye(self, best: Path) -> None:
-        """Give the boards the best model, in this file, and let them go."""
-        if best.is_file():
-            self._model.load_weights(best)
-            self._read_weights()
+    def say_goodbye(self) -> None:
+        """Give the boards the best model, and let them go."""
+        self._go_back()
         self._roster.ask(Parcel("end", {}, self.weights), min(self._settings.grace, GOODBYE_SECONDS), "the end")
 
     # --- weights ------------------------------------------------------------------------------------------------------
@@ -141,8 +140,7 @@ class FleetServer:
     def _resume(self, state: State) -> None:
         self._assign(state.arrays)
         self._steps, self.seconds = state.record["steps"], state.record["seconds"]
-        latest = self.records.rounds[-1]
-        self._untested = latest if latest["test_accuracy"] is None else None
+        self._tests = {name: Result(*test) for name, test in state.record["tests"].items()}
         self._say(f"going on after round {len(self.records.rounds) - 1}")
 
     # --- round 0 ------------------------------------------------------------------------------------------------------
@@ -202,13 +200,13 @@ class FleetServer:
         head = FeatureSums.together(wholes).head(*chosen(np.sum(losses, axis=0)))
         return head if all(np.isfinite(part).all() for part in head) else None, answers
 
-    def _asked(self, kind: str, arrays: dict[str, np.ndarray]) -> list[Answer]:
+    def _asked(self, kind: str, arrays: dict[str, np.ndarray], what: str = "round 0") -> list[Answer]:
         """Answers to what takes a pass over the photos and no training."""
         boards = self._roster.ready.values()
         if not boards:
             return []
         seconds = 4 * max(about.head_seconds for about in boards) + 3 * self._settings.grace
-        return self._roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, "round 0")
+        return self._roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, what)
 
     # --- the other rounds ---------------------------------------------------------------------------------------------
 
@@ -219,14 +217,13 @@ class FleetServer:
 
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
-        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
+        setbacks = sum(row["kept"] == 0 for row in self.records.rounds)
+        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate / 2**setbacks)
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
-        parcel = Parcel("train", {**values, "tests": self._data is None}, before)
+        parcel = Parcel("train", values, before)
         start, asked = self._clock.now(), sum(member.is_free for member in self._roster.ready)
         answers = self._roster.ask(parcel, seconds + self._settings.grace, f"round {number}")
-        if self._data is None:
-            self._record_tests(answers)
         accepted = self._parsed(
             answers,
             lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),
@@ -265,42 +262,57 @@ class FleetServer:
         return found
 
     def _end_round(self, values: dict[str, Any], answers: Sequence[Answer], boards: int, late: int) -> None:
-        """Test the model, keep it if it is the best, and write everything."""
-        start, test = time.perf_counter(), None
-        if self._data is not None:
-            test = self._evaluation(self._data.test())
+        """Test the model, go back to the best if it is worse, and write everything."""
+        start, tests = time.perf_counter(), self._tested()
         done = {"step": self._steps, "train_seconds": self.seconds, "validation_seconds": time.perf_counter() - start}
         sizes = {"bytes_down": sum(one.sent.size for one in answers), "bytes_up": sum(one.size for one in answers)}
-        self._untested = self.records.add_round({**done, **values, "boards": boards, "late": late, **sizes})
-        if test is not None:
-            self._keep(test)
-        self.records.save(self.weights, {"steps": self._steps, "seconds": self.seconds})
+        row = self.records.add_round({**done, **values, "boards": boards, "late": late, **sizes})
+        if (test := mean_result([*tests.values()])) is not None:
+            is_kept = not is_worse(tests, self._tests)
+            self.records.add_test(row, test, self._model, is_kept)
+            self._say(round_line(row, self._settings.rounds))
+            if is_kept:
+                self._tests = tests
+            else:
+                self._go_back()
+        self.records.save(self.weights, {"steps": self._steps, "seconds": self.seconds, "tests": self._tests})
 
-    def _record_tests(self, answers: Sequence[Answer]) -> None:
-        """The latest model, as the boards have tested it, weighted by their photos."""
+    def _tested(self) -> dict[str, Result]:
+        """The tests of the model: on the server's photos, else on those of each board, if there are any."""
+        if self._data is not None:
+            return {"": Result(**self._evaluation(self._data.test()), images=self._data.test_count)}
+        if not any(about.test_images for about in self._roster.ready.values()):
+            return {}
 
         def tested(answer: Answer) -> Result:
             return result_of(answer.parcel, answer.about.test_images)
 
+        answers = self._asked("test", self.weights, "test")
         found = self._parsed(answers, tested, "the test of board {} is dropped: {}")
-        test = mean_result([result for _, result in found])
-        if test is not None and self._untested is not None:
-            self._keep(test)
+        return {answer.about.name: result for answer, result in found}
 
-    def _keep(self, test: dict[str, float]) -> None:
-        """Record what the latest model reaches, and save it if it is the best."""
-        assert self._untested is not None, "a round ends before its model is tested"
-        row, self._untested = self._untested, None
-        is_best = self.records.add_test(row, test, self._model)
-        self._say(round_line(row, self._settings.rounds, is_best))
+    def _go_back(self) -> None:
+        """Take the best model, if one was tested."""
+        best = self.records.folder / BEST_MODEL
+        if self._tests and best.is_file():
+            self._model.load_weights(best)
+            self._read_weights()
 
 
-def round_line(row: dict[str, Any], rounds: int, is_best: bool) -> str:
+def is_worse(tests: Mapping[str, Result], best: Mapping[str, Result]) -> bool:
+    """Whether a model is less accurate than the best, on the photos of the boards that have tested both."""
+    both = tests.keys() & best.keys()
+    now, before = (mean_result([found[name] for name in both]) for found in (tests, best))
+    return now is not None and before is not None and now["accuracy"] < before["accuracy"]
+
+
+def round_line(row: dict[str, Any], rounds: int) -> str:
     """What a person wants to know of a round, given its row of metrics.csv."""
     deadline = row["round_seconds"]
     return (
         f"round {row['epoch']} of {rounds}: accuracy {row['test_accuracy']:.1%}"
-        f"{', the best so far' if is_best else ''}; {row['boards']} boards, "
+        f"{', the best so far' if row['kept'] else ', worse; going on from the best at half the rate'}; "
+        f"{row['boards']} boards, "
         f"{'closed-form head' if deadline is None else f'deadline {deadline:.1f} s'}, {row['train_seconds']:.1f} s "
         f"in all, {(row['bytes_down'] + row['bytes_up']) / 1e6:.1f} MB"
     )

@@ -28,6 +28,8 @@ class FleetSettings:
     """
 
     boards: int = flag(2, FLEET, count, "N", is_free=True, help="boards to wait for before the first round")
+    min_boards: int = flag(1, FLEET, count, "N", is_free=True, help=(
+        "boards with which a fleet goes on after `--resume`, if no others come in the time that a round may take"))
     rounds: int = flag(8, FLEET, whole_number(1, 100_000), "N", is_free=True, help=(
         "rounds of training, after the closed-form head"))
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",

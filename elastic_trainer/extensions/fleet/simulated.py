@@ -82,8 +82,8 @@ class LocalLink:
         self._replies: dict[str, tuple[float, Delivery]] = {}
         self._count = 0
 
-    def nodes(self) -> dict[int, str]:
-        return dict.fromkeys(self.boards, "")
+    def nodes(self) -> dict[int, tuple[str, str]]:
+        return dict.fromkeys(self.boards, ("", ""))
 
     def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
         self._count += 1

@@ -102,7 +102,7 @@ def run_server(folder, port, said, watch=lambda: None, **settings):
         server = make_server(folder, link, said, make_small_data(), **vars(wanted))
         before = dict(server.weights)
         server.run()
-        server.say_goodbye(folder / "best.keras")
+        server.say_goodbye()
         return before, server.weights, [row["boards"] for row in server.records.rounds]
 
 

@@ -5,17 +5,19 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
-from conftest import CLASSES, make_small_model
-from fleets import NAMES, data, hello, local, make_board, make_server, make_setup, photos, rows
+from conftest import BATCH, CLASSES, make_small_model
+from fleets import CLASS_NAMES, NAMES, data, hello, local, make_board, make_server, make_setup, photos, rows
 
+from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
-from elastic_trainer.extensions.fleet.messages import About, Parcel
-from elastic_trainer.extensions.fleet.rounds import RoundClock
-from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
-from elastic_trainer.extensions.fleet.simulated import LocalLink
+from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
+from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
+from elastic_trainer.extensions.fleet.server import is_worse, rate_of_round, usual_round_seconds
+from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import MemoryCosts
+from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import network_record
 from elastic_trainer.runs.reader import read_summary
@@ -25,14 +27,14 @@ from elastic_trainer.training.feature_sums import FeatureSums
 
 
 def train(weights, seconds=0.3, changes="float32"):
-    values = {"round": 1, "seconds": seconds, "rate": 1e-4, "changes": changes, "tests": False}
+    values = {"round": 1, "seconds": seconds, "rate": 1e-4, "changes": changes}
     return Parcel("train", values, weights)
 
 
 @pytest.fixture(scope="module")
 def ready():
     """A board that knows the network of a server, its reply to that, the names of trainable tensors, their weights."""
-    board = make_board(0)
+    board = Board(NAMES[0], lambda *_: make_setup(), SimulatedClock(), say=lambda line: None)
     reply, model, arrays = hello(board)
     names = trained_names(model)
     return board, reply, names, {name: arrays[name] for name in names}
@@ -62,14 +64,27 @@ def test_a_board_replies_what_it_has_changed(ready):
 
 def test_a_round_ends_at_its_deadline_and_the_next_one_has_the_same_step_and_no_momentum(ready):
     board, _, _, weights = ready
-    board.handle(train(weights, 2.0))  # compiles
+    board.handle(train(weights, 0.3))  # compiles
     training = board.trainer.training
     graph = training.step_graph
     board.handle(Parcel("test", {}, weights))
     assert all(not slot.numpy().any() for slot in training.optimizer.momentums)
-    reply = board.handle(train(weights, 2.0))
-    assert 1.0 < reply.values["seconds"] < 3.0 and reply.values["steps"] > 10
+    reply = board.handle(train(weights, 0.3))
+    assert reply.values["steps"] == int(300 / reply.values["predicted_step_ms"])
     assert training.step_graph is graph
+
+
+def test_a_round_is_over_where_another_step_would_end_after_its_deadline(monkeypatch):
+    now, clock = [5.0], RoundClock()
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock.start(2.0)
+    now[0] += 1.8
+    clock._end_before(0.1)
+    with pytest.raises(RoundOver):
+        clock._end_before(0.2)
+    assert clock.left == pytest.approx(0.2)
+    clock.start(2.0, is_limit=False)
+    clock._end_before(99.0)
 
 
 def test_what_tensors_cost_in_memory_reaches_what_a_board_trains():
@@ -81,7 +96,7 @@ def test_what_tensors_cost_in_memory_reaches_what_a_board_trains():
         table = replace(setup.table, memory=costs)
         memory = MemoryBudget((resident_memory_mb() or 0.0) + 1800.0)
         setup = setup._replace(table=table, memory=memory)
-        board = Board("a", lambda *_, setup=setup: setup, RoundClock(), say=lambda line: None)
+        board = Board("a", lambda *_, setup=setup: setup, SimulatedClock(), say=lambda line: None)
         _, _, arrays = hello(board)
         board.handle(train(arrays, 1.0))
         trained.append(int(board.trainer.history.selection.mask.sum()))
@@ -149,6 +164,56 @@ def test_a_fleet_keeps_its_best_model_records_every_board_and_goes_on_from_its_c
     for row in of_boards:
         own = [one for one in chosen if (one["epoch"], one["board"]) == (row["round"], row["board"])]
         assert sum(one["chosen"] == "1" for one in own) == int(row["trained_tensors"])
+
+
+class Spoiling(Board):
+    """Replies with changes that make the head 0; `rates` are those that it was asked for."""
+
+    def handle(self, parcel):
+        reply = super().handle(parcel)
+        if parcel.kind == "train":
+            self.rates = [*getattr(self, "rates", []), parcel.values["rate"]]
+            for name in [*reply.arrays][-2:]:  # kernel and bias of the head
+                reply.arrays[name] = -parcel.arrays[name]
+        return reply
+
+
+@pytest.mark.parametrize("has_photos", [True, False])
+def test_a_round_that_made_the_model_worse_is_dropped_and_the_rate_halved_after_a_resume_too(tmp_path, has_photos):
+    board = Spoiling(NAMES[0], lambda *_: make_setup(data(0)), RoundClock(), say=lambda line: None)
+    said, test = list[str](), data(7) if has_photos else None
+    for rounds in (1, 3):
+        server = make_server(tmp_path, LocalLink({1: board.handle}), said, test, boards=1, rounds=rounds)
+        server.run()
+        best = load_model(tmp_path / "best.keras", "")
+        for name in trained_names(best):
+            np.testing.assert_array_equal(server.weights[name], best.variables[int(name[6:])].numpy())
+    found = rows(tmp_path / "metrics.csv")
+    assert [row["kept"] for row in found] == ["1", "0", "0", "0"]
+    assert min(float(row["test_accuracy"]) for row in found[1:]) < float(found[0]["test_accuracy"])
+    assert board.rates[1:] == [rate_of_round(2, 3, 1e-4 / 2), rate_of_round(3, 3, 1e-4 / 4)]
+    summary = server.records.finish(server.seconds)
+    assert summary["final_accuracy"] == float(found[0]["test_accuracy"])
+    assert sum("worse; going on from the best at half the rate" in line for line in said) == 3
+
+
+def test_models_are_compared_on_boards_that_tested_both():
+    best = {"a": Result(1.0, 0.9, 10), "b": Result(1.0, 0.5, 10)}
+    assert is_worse({"a": Result(1.0, 0.8, 10), "c": Result(0.0, 1.0, 100)}, best)
+    assert not is_worse({"b": Result(1.0, 0.5, 10)}, best) and not is_worse({"c": Result(9.0, 0.0, 10)}, best)
+
+
+def test_no_board_is_asked_for_a_test_where_nobody_has_photos_for_it(tmp_path):
+    asked, board = list[str](), Board(NAMES[0], lambda *_: make_setup(untested), RoundClock(), say=lambda line: None)
+    untested = ImageData("small", CLASS_NAMES, photos(24), photos(0), BATCH)
+
+    def handle(parcel):
+        asked.append(parcel.kind)
+        return board.handle(parcel)
+
+    server = make_server(tmp_path, LocalLink({1: handle}), [], None, boards=1)
+    server.run()
+    assert "test" not in asked and [row["kept"] for row in rows(tmp_path / "metrics.csv")] == ["", "", ""]
 
 
 def test_boards_test_the_models_of_a_server_without_photos_and_those_with_other_tensors_are_left_out(tmp_path):

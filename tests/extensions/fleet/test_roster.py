@@ -67,3 +67,38 @@ def test_of_boards_that_say_what_cannot_be_a_line_is_left():
     roster.wait_for(1)
     assert [answer.about.name for answer in roster.ask(Parcel("train"), 5.0, "round")] == ["good"] and not odd.asked
     assert any(line.startswith("board number 1: its first answer is wrong") for line in said)
+
+
+class NamedLink(LocalLink):
+    """Of boards with keys: `since` is when each started."""
+
+    since = ""
+
+    def nodes(self):
+        return dict.fromkeys(self.boards, ("kitchen", self.since))
+
+    def receive(self, messages):
+        return {} if self.since == "lost" else super().receive(messages)
+
+
+def test_a_board_with_a_key_that_starts_again_while_it_is_busy_is_greeted_again():
+    seconds, said = [0.0], list[str]()
+    link, board = NamedLink({1: Board("a").handle}), Board("a")
+    link.boards[1] = board.handle
+    roster = Roster(link, said.append, Clock(lambda: seconds[0], lambda more: seconds.append(seconds.pop() + more)))
+    roster.wait_for(1)
+    link.since = "lost"
+    roster.ask(Parcel("train"), 5.0, "round 1")
+    assert not any(member.is_free for member in roster.ready)
+    link.since = "later"
+    roster.wait_for(1, is_free=True)
+    assert "board kitchen has started again" in said
+    assert len(roster.ask(Parcel("train"), 5.0, "round 2")) == 1
+
+
+def test_a_fleet_goes_on_with_the_boards_that_are_there_after_a_while():
+    seconds, said = [0.0], list[str]()
+    clock = Clock(lambda: seconds[0], lambda more: seconds.append(seconds.pop() + more))
+    roster = Roster(LocalLink({1: Board("a").handle}), said.append, clock)
+    roster.wait_for(3, least=1, seconds=40.0)
+    assert 40.0 < seconds[0] < 45.0 and said[-1] == "going on with 1 of 3 boards"
