@@ -1,14 +1,16 @@
 #!/usr/bin/env python
-r"""One model from four boards, one of them 3 and one 6 times slower: by which rule is a fleet accurate first?
+r"""One model from boards of which some are slower: by which rule is a fleet accurate first?
 
 The boards train for the program's own server, one after the other in this process. A step takes what a timing table of
-this machine says, times how much slower a board is (1, 1, 3, 6); messages take no time. So times do not depend on how
-busy the machine is. Sign digits are divided by person. Of the classes of grocery, 0.4 are on all boards, and each other
-one is on one board alone.
+this machine says, times how much slower a board is; messages take no time. So times do not depend on how busy the
+machine is. Sign digits are divided by person, over boards that are 1, 1, 3 and 6 times slower. Of the classes of
+grocery, 0.4 are on all four boards, and each other one is on one board alone. The handwritten digits are those of
+`scripts/run_fleet.sh`: on boards that are 1, 5 and 15 times slower; all rules have equal time there.
 
 central     all photos on one board as fast as the fastest, a pass in each round: the accuracy to reach
+alone_1…3   one board of the digits
 waits       FedAvg: each board passes over its photos once, and the round lasts as long as the slowest takes
-drops       FedAvg of the two fast boards; the photos of the slow ones are lost
+drops       FedAvg without the slow boards; their photos are lost
 same_rho    all boards train what the slowest can
 ours        what `fleet.py` does
 ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
@@ -37,8 +39,9 @@ import numpy as np
 from common import Setting
 
 sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
+sys.path.insert(0, str(common.ROOT / "scripts" / "tools"))
 
-import keras
+from digits_on_boards import own_digits, owners
 from study_data import INPUT_SIZES, person_of, split_folder
 
 import data
@@ -47,6 +50,7 @@ from elastic_trainer.cli.commands import TrainCommand
 from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
@@ -60,7 +64,9 @@ from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.timing.table import TimingTable
 
-SLOWER = (1.0, 1.0, 3.0, 6.0)
+DIGITS = "digits"
+SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
+SLOW = 2  # place of the first board whose loss `drops` takes; `SLOWER` rises
 COMMON = 0.4  # share of the classes that all boards have
 SHARE = 0.95  # of central training's accuracy, the time to which counts
 
@@ -84,75 +90,93 @@ class Rule(NamedTuple):
     Attributes:
         board: of which kind they are.
         server: how it averages.
-        slower: how many times slower each board is than this machine.
+        boards: those that take part.
+        is_alike: all are as slow as the slowest.
         passes: the length of a round, in passes of the fastest board over its photos; None: each board has the time
             for all tensors.
     """
 
     board: type[SimulatedBoard] = SimulatedBoard
     server: type[FleetServer] = FleetServer
-    slower: tuple[float, ...] = SLOWER
+    boards: slice = slice(None)
+    is_alike: bool = False
     passes: float | None = PASSES
 
 
 RULES = {
-    "central": Rule(OnePassBoard, slower=SLOWER[:1], passes=None),
+    "central": Rule(OnePassBoard, boards=slice(1), passes=None),
+    **{f"alone_{place + 1}": Rule(boards=slice(place, place + 1)) for place in range(3)},
     "waits": Rule(OnePassBoard, FedAvgServer, passes=None),
     "ours": Rule(),
-    "drops": Rule(server=FedAvgServer, slower=SLOWER[:2]),
-    "same_rho": Rule(slower=(SLOWER[-1],) * len(SLOWER)),
+    "drops": Rule(server=FedAvgServer, boards=slice(SLOW)),
+    "same_rho": Rule(is_alike=True),
     "ours_short": Rule(passes=1.0),
 }
+OF_DIGITS = ("alone_1", "alone_2", "alone_3", "waits", "drops", "ours")
 
 
-def by_person(persons: np.ndarray, seed: int) -> list[np.ndarray]:
-    """The photos of each board, int arrays: those of a quarter of the `persons`, int [photos]."""
+def rules_of(data_set: str) -> list[str]:
+    """The rules that are compared on a data set."""
+    return [name for name in RULES if (name in OF_DIGITS if data_set == DIGITS else "alone" not in name)]
+
+
+def by_person(persons: np.ndarray, seed: int, boards: int) -> list[np.ndarray]:
+    """The photos of each board, int arrays: those of an equal part of the `persons`, int [photos]."""
     order = np.random.default_rng(seed).permutation(np.unique(persons))
-    return [np.flatnonzero(np.isin(persons, part)) for part in np.array_split(order, len(SLOWER))]
+    return [np.flatnonzero(np.isin(persons, part)) for part in np.array_split(order, boards)]
 
 
-def by_class(labels: np.ndarray, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def by_class(labels: np.ndarray, seed: int, boards: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The photos of each board, by labels int [photos], and the classes that are on it alone; int arrays."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.unique(labels))
-    own = np.array_split(order[round(COMMON * len(order)) :], len(SLOWER))
-    owners = rng.permutation(np.arange(len(labels)) % len(SLOWER))
+    own = np.array_split(order[round(COMMON * len(order)) :], boards)
+    owners = rng.permutation(np.arange(len(labels)) % boards)
     for board, classes in enumerate(own):
         owners[np.isin(labels, classes)] = board
-    return [np.flatnonzero(owners == board) for board in range(len(SLOWER))], own
+    return [np.flatnonzero(owners == board) for board in range(boards)], own
 
 
 def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
     """A fleet as `fleet.py simulate` trains it."""
-    photos = split_folder(args.data_root, args.data_set, "test", args.logdir / "data_sets")
-    words = ["simulate", "--dataset_name", "image_folder", "--data_dir", photos, "--weights", args.weights]
-    words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size", INPUT_SIZES[args.data_set]]
-    words += ["--batch_size", args.batch_size, "--rounds", args.fleet_rounds, "--seed", seed, "--logdir", args.logdir]
+    words = ["simulate", "--rounds", args.fleet_rounds, "--seed", seed, "--logdir", args.logdir]
+    if args.data_set != DIGITS:
+        photos = split_folder(args.data_root, args.data_set, "test", args.logdir / "data_sets")
+        words += ["--dataset_name", "image_folder", "--data_dir", photos, "--weights", args.weights]
+        words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size", INPUT_SIZES[args.data_set]]
+        words += ["--batch_size", args.batch_size]
     command = parse_fleet([str(word) for word in words])
     assert isinstance(command, ServeCommand)
     return command
 
 
-def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
+def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]) -> dict[str, Any]:
     """A fleet by the rule of this name and with this seed: what came of it, round by round."""
     name, seed = run
-    rule, command = RULES[name], command_of(args, seed)
-    photos, model, table, training = _prepared(args, command, seed)
-    parts, own = _parts(command, photos, seed)
-    parts = [np.arange(photos.train_count)] if name == "central" else parts[: len(rule.slower)]
-    passes = [len(rows) // args.batch_size * table.full_step_ms / 1e3 for rows in parts]
-    if rule.passes is None:
-        seconds = 1.001 * max(times * one for times, one in zip(rule.slower, passes, strict=True))
-    else:
-        share = table.predict_ms(head_mask(model)) / table.full_step_ms
-        abouts = [
-            About("", len(rows), 0, times * one, share * times * one)
-            for rows, times, one in zip(parts, SLOWER, passes, strict=False)  # same_rho has rounds like ours
-        ]
-        seconds = usual_round_seconds(abouts, rule.passes)
-    fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds)
+    rule, command, slower = RULES[name], command_of(args, seed), SLOWER[args.data_set]
+    photos, training = _prepared(args, command)
+    model = models.build(training.network)
+    parts, own = _parts(args, command, photos, seed)
+    passes = [len(rows) // photos.batch_size * table.full_step_ms / 1e3 for rows in parts]
+    share = table.predict_ms(head_mask(model)) / table.full_step_ms
+    abouts = [
+        About("", len(rows), 0, times * one, share * times * one)
+        for rows, times, one in zip(parts, slower, passes, strict=True)
+    ]
+    rounds, usual = args.fleet_rounds, usual_round_seconds(abouts, rule.passes or PASSES)
+    seconds = usual
+    if name == "central":
+        seconds = 1.001 * (photos.train_count // photos.batch_size) * table.full_step_ms / 1e3
+    elif rule.passes is None:
+        seconds = 1.001 * max(times * one for times, one in zip(slower, passes, strict=True))
+        rounds = max(round(rounds * usual / seconds), 1) if args.data_set == DIGITS else rounds
+    elif args.data_set != DIGITS:
+        seconds = usual_round_seconds(abouts[rule.boards], rule.passes)
+    parts = [np.arange(photos.train_count)] if name == "central" else parts[rule.boards]
+    slower = (slower[-1],) * len(slower) if rule.is_alike else slower[rule.boards]
+    fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds, rounds=rounds)
     setup = BoardSetup(models.build(training.network), photos, table, training.training)
-    link, clock = simulation(setup, parts, rule.slower, lambda line: None, rule.board, message_seconds=0.0)
+    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
@@ -160,7 +184,7 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
         server = rule.server(roster, model, fleet, training.training.learning_rate, hello, records, photos)
         server.run()
         records.finish(server.seconds)
-    found, slow = predict(model, photos), np.concatenate(own[2:]) if own else np.array([])
+    found, slow = predict(model, photos), np.concatenate(own[SLOW:]) if own else np.array([])
     of_slow = (found.predicted == found.labels)[np.isin(found.labels, slow)]
     return {
         "rule": name,
@@ -173,25 +197,26 @@ def carry_out(args: argparse.Namespace, run: tuple[str, int]) -> dict[str, Any]:
     }
 
 
-def _prepared(
-    args: argparse.Namespace, command: ServeCommand, seed: int
-) -> tuple[ImageData, keras.Model, TimingTable, TrainCommand]:
-    """The photos, the network, its timing table, a short one if there was none, and how a board trains."""
-    photos = data.load(command.training.data, INPUT_SIZES[args.data_set], args.batch_size, seed)
-    training = command.training.with_classes(photos.num_classes)
-    model = models.build(training.network)
-    table = resolve(training, model, lambda *_: photos).table
-    assert table is not None, "the scheme is elastic"
-    return photos, model, table, training
+def _prepared(args: argparse.Namespace, command: ServeCommand) -> tuple[ImageData, TrainCommand]:
+    """The photos, and how a board trains."""
+    network = command.training.network
+    photos = data.load(command.training.data, network.input_size, network.batch_size, network.seed)
+    return photos, command.training.with_classes(photos.num_classes).choose(batch_size=photos.batch_size)
 
 
-def _parts(command: ServeCommand, photos: ImageData, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _parts(
+    args: argparse.Namespace, command: ServeCommand, photos: ImageData, seed: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The photos of each board, and the classes that are on it alone, of sign digits none."""
+    labels, boards = photos.training_labels, len(SLOWER[args.data_set])
+    if args.data_set == DIGITS:
+        places = owners(labels, boards)
+        return [np.flatnonzero(places == board) for board in range(boards)], [*own_digits(boards)]
+    if args.data_set == "grocery":
+        return by_class(labels, seed, boards)
     place = Path(command.training.data.data_dir or "")
-    if place.name.startswith("grocery"):
-        return by_class(photos.training_labels, seed)
     persons = {digest(path.read_bytes()): person_of(path) for path in (place / "train").glob("*/*")}
-    return by_person(np.array([persons[int(one)] for one in photos._train.digests]), seed), []
+    return by_person(np.array([persons[int(one)] for one in photos._train.digests]), seed, boards), []
 
 
 def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -227,15 +252,21 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The record: each run, and what all say of each rule."""
     os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}  # runs side by side, and the table, too
     args.logdir = args.logdir.absolute()
-    _, model, table, _ = _prepared(args, command_of(args, 0), 0)
-    wanted = [(name, seed) for seed, name in product(range(args.seeds), RULES)]
+    if args.data_set != DIGITS and None in (args.data_root, args.weights):
+        raise UserError(f"--data_set {args.data_set}: needs --data_root and --weights")
+    photos, training = _prepared(args, command_of(args, 0))
+    model = models.build(training.network)
+    table = resolve(training, model, lambda *_: photos).table
+    assert table is not None, "the scheme is elastic"
+    wanted = [(name, seed) for seed, name in product(range(args.seeds), rules_of(args.data_set))]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        runs = [*pool.imap_unordered(partial(carry_out, args), wanted)]
+        runs = [*pool.imap_unordered(partial(carry_out, args, table), wanted)]
     rules = summed_up(runs)
     return {
-        **{name: getattr(args, name) for name in ("data_set", "alpha", "batch_size", "fleet_rounds", "seeds")},
-        "weights": args.weights.name,
-        "slower": SLOWER,
+        **{name: getattr(args, name) for name in ("data_set", "fleet_rounds", "seeds")},
+        **{"alpha": training.network.alpha, "batch_size": photos.batch_size},
+        "weights": Path(training.network.weights).name,
+        "slower": SLOWER[args.data_set],
         "full_step_ms": table.full_step_ms,
         "head_ms": table.predict_ms(head_mask(model)),
         "accuracy_percent": {name: one["accuracy_percent"] for name, one in rules.items()},
@@ -245,11 +276,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 SETTINGS = {
-    "data_set": Setting("sign_digits", "sign_digits", "which photos", {"choices": ("sign_digits", "grocery")}),
-    "data_root": Setting(
-        None, None, "holds the data sets, see scripts/study/study_data.py", {"type": folder, "required": True}
-    ),
-    "weights": Setting(None, None, "of the network without its head", {"type": existing_file, "required": True}),
+    "data_set": Setting("sign_digits", "sign_digits", "which photos", {"choices": (*SLOWER,)}),
+    "data_root": Setting(None, None, "holds the data sets, see scripts/study/study_data.py", {"type": folder}),
+    "weights": Setting(None, None, "of the network without its head", {"type": existing_file}),
     "logdir": Setting(Path("logs"), Path("logs"), "keeps the timing table"),
     "alpha": Setting(0.35, 0.35, "width of MobileNetV2"),
     "batch_size": Setting(16, 16, "photos of a step"),

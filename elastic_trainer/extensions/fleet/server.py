@@ -8,6 +8,7 @@ than the best so far is dropped: the next round starts from the best, at half th
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -211,9 +212,16 @@ class FleetServer:
     # --- the other rounds ---------------------------------------------------------------------------------------------
 
     def round_seconds(self) -> float:
-        """Deadline of a round: given, or `usual_round_seconds`."""
+        """Deadline of a round: given, or `usual_round_seconds`, and then at least as long as the messages take."""
         given = self._settings.round_seconds
-        return usual_round_seconds(self._roster.ready.values()) if given is None else given
+        if given is not None:
+            return given
+        return max(usual_round_seconds(self._roster.ready.values()), self.message_seconds())
+
+    def message_seconds(self) -> float:
+        """What the answers of the latest round took besides training, the median of its boards; 0 before."""
+        rows = [row for row in self.records.boards if row["round"] == len(self.records.rounds) - 1]
+        return statistics.median([row["answer_seconds"] - (row["train_seconds"] or 0.0) for row in rows] or [0.0])
 
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
@@ -223,7 +231,8 @@ class FleetServer:
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
         start, asked = self._clock.now(), sum(member.is_free for member in self._roster.ready)
-        answers = self._roster.ask(parcel, seconds + self._settings.grace, f"round {number}")
+        grace = max(self._settings.grace, 2 * self.message_seconds()) * 2**self._empty  # all may be slower than thought
+        answers = self._roster.ask(parcel, seconds + grace, f"round {number}")
         accepted = self._parsed(
             answers,
             lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),

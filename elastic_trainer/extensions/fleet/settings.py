@@ -35,7 +35,7 @@ class FleetSettings:
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
         "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
-        "mean board's photos, or the slowest for a third of one with its head alone"))
+        "mean board's photos, the slowest for a third of one with its head alone, or the messages of the latest round"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(

@@ -2,12 +2,13 @@
 
 import numpy as np
 from benchmark_fleet import RULES, by_class, by_person, summed_up
+from digits_on_boards import owners
 
 
 def test_each_photo_is_on_one_board_and_classes_of_a_board_on_no_other():
     labels, persons = np.tile(np.arange(10), 12), np.arange(12).repeat(10)
-    owned, own = by_class(labels, 0)
-    people = by_person(persons, 0)
+    owned, own = by_class(labels, 0, 4)
+    people = by_person(persons, 0, 4)
     for boards in (people, owned):
         assert sorted(np.concatenate(boards)) == [*range(120)]
     assert sum(len({*persons[rows]}) for rows in people) == 12
@@ -26,3 +27,12 @@ def test_times_count_until_a_share_of_central_trainings_last_accuracy():
     assert [*found] == [name for name in RULES if name in ("central", "ours", "drops")]
     assert found["ours"]["to_95%"] == {"seeds": "1 of 1", "round": 2.0, "seconds": 20.0}
     assert found["drops"]["to_95%"]["seconds"] is None
+
+
+def test_the_slowest_board_of_the_digits_has_rare_ones_alone_and_each_lacks_some():
+    labels = np.repeat(np.arange(10), 90)
+    places = owners(labels, 3)
+    here = [{*labels[places == board].tolist()} for board in range(3)]
+    assert here == [{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3, 6, 7}, {0, 1, 2, 3, 8, 9}]
+    counts = np.bincount(labels[places >= 0])
+    assert (counts[:8] == 90).all() and (counts[8:] == 30).all()

@@ -11,7 +11,7 @@ from fleets import data, make_server, make_setup
 import fleet
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet
-from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation, slowdowns, split
+from elastic_trainer.extensions.fleet.simulated import MESSAGE_SECONDS, SimulatedBoard, simulation, slowdowns, split
 
 
 def test_speeds_lie_in_equal_ratios():
@@ -57,6 +57,16 @@ class BoardAlone(SimulatedBoard):
 
     def __init__(self, name, make, clock, say, shared):
         super().__init__(name, make, clock, say, [])
+
+
+def test_a_round_is_at_least_as_long_as_its_messages_took(tmp_path):
+    photos = data(count=48)
+    link, clock = simulation(make_setup(photos), split(photos.training_labels, 3, None, 4, 0), [1.0] * 3, print)
+    settings = {"grace": 100.0, "round_seconds": None}
+    server = make_server(tmp_path, link, [], photos, boards=3, clock=clock, **settings)
+    server.run()
+    first, second = (row["round_seconds"] for row in server.records.rounds[1:])
+    assert first < 1.0 and second == pytest.approx(MESSAGE_SECONDS, abs=0.3)
 
 
 def test_boards_share_steps_train_as_if_each_had_its_own_and_take_the_times_of_the_table(tmp_path):
