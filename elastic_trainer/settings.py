@@ -232,8 +232,7 @@ class Settings:
         "(adaptive gradient clipping); 0 means no limit"))
     rho: float = flag(PAPER["rho"], BUDGET, share, "SHARE", used_by=(ELASTIC,), help=(
         "step time of elastic training, as a share of a full step's. A single selection may take up to 0.03 more if "
-        "earlier ones took less. Even with 1, `elastic_training` trains only [tensors of positive "
-        "importance](time_budget.md#rho-1-is-not-full-training)"))
+        "earlier ones took less. With 1, everything trains"))
     deadline: float | None = flag(None, BUDGET, duration, "TIME", help=(
         "instead of `--rho`: wall-clock time from the start of the program to its export, in seconds or as `90m` or "
         "`2.5h`"))

@@ -12,6 +12,10 @@ import numpy as np
 
 from elastic_trainer.timing.table import TimingTable
 
+# Importance (1 is the largest) of a tensor whose update would raise the loss now: it trains where the budget has room,
+# as in full training, and before no other. Without a gradient, importance is 0: training it would change nothing.
+FILLER = 1e-6
+
 
 class Problem(NamedTuple):
     """Which tensors to train; arrays [N] in backward order, times in ms of a step.
@@ -45,6 +49,7 @@ class Problem(NamedTuple):
             for each in (t_dw_ms, gains):
                 each[deep] += each[shallow]
                 each[shallow] = 0.0
+        gains[gains < 0] = FILLER
         left_ms = budget_ms - table.predict_ms(head, misses)
         return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
 

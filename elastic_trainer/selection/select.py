@@ -20,7 +20,6 @@ from elastic_trainer.timing.table import TimingTable
 # Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
 # OVERRUN beyond the budget.
 SHORTFALL, OVERRUN = 0.05, 0.01
-UNFILLED = 0.03  # of a full step; a selection that leaves more of its budget says why
 # Parts of `Selection.seconds`: importance with the gradient passes before the first selection, the solver, tracing the
 # new step, and its first call, which trains too (TensorFlow optimises the graph in it).
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
@@ -65,12 +64,9 @@ class Selection:
         return (self.predicted_step_ms or 0.0) / full_ms if full_ms else 1.0
 
     def text(self, used: np.ndarray) -> str:
-        """What trains, and why others do not, in a line; bool [N] `used` as of `task.StepVariables`."""
-        trains, share = self.mask & used, self.predicted_share
-        line = f"{trains.sum()} of {used.sum()} tensors train, predicted {share:.2f} of plain fit's step time"
-        if self.importance is not None and self.rho is not None and share < self.rho - UNFILLED:
-            worthless = used & ~trains & (self.importance <= 0)
-            line += f"; {worthless.sum()} others would not lower the loss now" if worthless.any() else ""
+        """What trains, in a line; bool [N] `used` as of `task.StepVariables`."""
+        count, share = (self.mask & used).sum(), self.predicted_share
+        line = f"{count} of {used.sum()} tensors train, predicted {share:.2f} of plain fit's step time"
         return line if used.all() else f"{line}; the loss does not depend on {(~used).sum()} others"
 
     @property

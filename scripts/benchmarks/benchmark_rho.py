@@ -114,7 +114,7 @@ def run(
 ) -> dict[str, Any]:
     """One elastic run beside `full`, which runs a step of full training: ratios by medians and by sums, and so on.
 
-    "predicted" is below the requested rho if no further tensor has a positive importance. "by_slowdown" is the run's
+    "predicted" is below the requested rho if no further tensor fits. "by_slowdown" is the run's
     own estimate of its rho.
     """
     listener = Alternating(full, busy)

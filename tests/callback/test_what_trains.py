@@ -6,7 +6,6 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer import ElasticTraining
-from elastic_trainer.selection.select import Selection
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32), np.arange(16) % 3
@@ -50,12 +49,3 @@ def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_a
     assert np.flatnonzero(moved).tolist() == [4, 5]
     text = capsys.readouterr().out
     assert "2 of 6 tensors train" in text and "the loss does not depend on 2 others" in text
-
-
-@pytest.mark.parametrize(("predicted_ms", "says_why"), [(3.0, True), (4.9, False)])
-def test_the_line_says_why_a_budget_is_not_filled(predicted_ms, says_why):
-    importance = np.array([0.5, -1.0, 0.0, 1.0])
-    selection = Selection(importance > 0, importance, predicted_ms, budget_step_ms=5.0, rho=0.5)
-    line = selection.text(np.ones(4, bool))
-    assert line.startswith(f"2 of 4 tensors train, predicted {predicted_ms / 10:.2f} of")
-    assert line.endswith("; 2 others would not lower the loss now") == says_why

@@ -42,7 +42,7 @@ def test_the_authors_own_curves_are_drawn_beside_those_of_the_same_setting(tmp_p
         run = made_up_run(tmp_path / f"{name}_run", "elastic_training", 0.5, scale=360.0, dataset_name=dataset, **paper)
         sheet = Sheet(tmp_path / name, recorded=paper_figures.recorded_curves(path))
         plot.curves(plotting.group_runs([run]), sheet)
-    ours, theirs = drawn["pet"].axes[0].lines
+    _ours, theirs = drawn["pet"].axes[0].lines
     assert theirs.get_label() == "recorded by the authors"
     np.testing.assert_allclose(theirs.get_xydata(), [[2, 50], [4, 75]])
     assert not any(len(line.get_xdata()) for line in drawn["cub"].axes[0].lines[1:])

@@ -8,6 +8,7 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.selection.problem import FILLER
 from elastic_trainer.selection.select import OVERRUN, SHORTFALL, keep_if_close, select_tensors, select_upper_part
 from elastic_trainer.timing.fit import Fit
 
@@ -26,9 +27,19 @@ def test_selection_fits_the_budget_and_contains_the_head(small_model, misses):
         total_ms = selection.step_ms + selection.caching_ms
         assert total_ms == pytest.approx(table.predict_ms(selection.mask, misses))
         assert total_ms <= selection.budget_ms + 1e-9
-        assert not (selection.mask & ~head & (importance <= 0)).any()
     everything = select_tensors(table, -np.ones(len(head)), head, 1.0, misses=misses)
     assert everything.mask.all(), "full training, whatever it gains"
+
+
+def test_what_is_left_of_the_budget_trains_tensors_of_negative_importance_but_none_without_a_gradient(small_model):
+    table, head = make_table(small_model), head_mask(small_model)
+    importance = -np.arange(1.0, len(head) + 1)
+    importance[:2], importance[2] = 0.0, 1.0
+    mask = select_tensors(table, importance, head, 0.99).mask
+    assert mask[2] and not mask[:2].any(), "the deepest two have no gradient"
+    assert mask.sum() == len(head) - 2
+    short = select_tensors(table, importance, head, 0.8)
+    assert short.mask[2] and short.step_ms <= short.budget_ms, "what lowers the loss comes first"
 
 
 @pytest.mark.parametrize("misses", MISSES)
@@ -78,9 +89,13 @@ def test_selection_is_the_best_of_those_in_which_gammas_train_with_their_kernels
         for rho in (0.4, 0.6, 0.8, 0.99):
             selection = select_tensors(table, importance, head, rho)
             fits = together & (predicted_ms <= rho * table.full_step_ms + 1e-9)
-            best = max(importance[mask & ~head].sum() for mask in masks[fits])
+            gains = np.where(head, 0.0, importance)[table.positions]
+            gains[[3, 5]] += gains[[2, 4]]
+            gains[[2, 4]] = 0.0
+            gains[gains < 0] = FILLER
+            best = (selected[fits] @ gains).max()
             assert together[(masks == selection.mask).all(axis=1)].all()
-            assert importance[selection.mask & ~head].sum() == pytest.approx(best, rel=0.01)
+            assert selection.mask[table.positions] @ gains == pytest.approx(best, rel=0.01)
 
 
 @pytest.mark.parametrize("misses", MISSES)
