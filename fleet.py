@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.extensions.fleet.flower_app import Connect
     from elastic_trainer.extensions.fleet.link import Link
     from elastic_trainer.extensions.fleet.roster import Clock
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
@@ -67,9 +68,18 @@ def say(line: str) -> None:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(command: ServeCommand) -> None:
-    """Run a fleet, new or continued, of real boards or simulated ones."""
-    run = command.training.run
+def serve(command: ServeCommand, connect: Connect | None = None) -> None:
+    """Run a fleet, new or continued, of real boards or simulated ones.
+
+    Args:
+        command: what is asked for.
+        connect: gives the link to the boards, and the clock of the rounds; None: by a SuperLink of its own.
+    """
+    run, strategy = command.training.run, None
+    if command.simulation is None:
+        from elastic_trainer.extensions.fleet.strategy import StrategyRounds, strategy_of
+
+        strategy = StrategyRounds(strategy_of(command.fleet.strategy, command.fleet.strategy_args))
     for text in command.training.warnings:
         utils.warn(text)
     if run.resume and is_finished(run.folder):
@@ -105,14 +115,16 @@ def serve(command: ServeCommand) -> None:
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder, StopSignals() as stop:
         config = {**command.config, "num_classes": len(names), "images": record, "network": custom}
         records, rate = Records(folder, config, tensor_names(model)), command.training.training.learning_rate
-        boards = _real(command, folder, stop.check)
+        boards = (connect or _real)(command, folder, stop.check)
         how = f"continue with: {shlex.join(['python', 'fleet.py', 'serve', '--resume', str(folder)])}"
         if command.simulation is not None:
             boards = _simulated(command, dataset, parts, folder, stop.check)
             how = "a simulation cannot be continued, start it again"
         try:
             with boards as (link, clock):
-                server = FleetServer(Roster(link, say, clock), model, command.fleet, rate, hello, records, dataset)
+                server = FleetServer(
+                    Roster(link, say, clock), model, command.fleet, rate, hello, records, dataset, strategy
+                )
                 server.run()
                 server.say_goodbye()
         except Stopped as stopped:
@@ -169,11 +181,10 @@ def _simulated(
 def join(command: JoinCommand) -> None:
     """Train for a server until it has finished."""
     load_tensorflow()
-    from elastic_trainer.extensions.fleet.board import Board
-    from elastic_trainer.extensions.fleet.rounds import RoundClock
+    from elastic_trainer.extensions.fleet.flower_app import real_board
 
-    folder, settings = command.logdir / "boards" / command.name, command.board
-    board = Board(command.name, lambda *asked: _setup(command, *asked), RoundClock(settings.slowdown), say)
+    folder, settings = command.folder, command.board
+    board = real_board(command, setup)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
         say(f"board {command.name}: joins the fleet at {settings.superlink}; log in {folder}")
@@ -188,7 +199,7 @@ def _stop(number: int, frame: Any) -> None:
     raise Stopped(number, "this board has left the fleet")
 
 
-def _setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
+def setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
     """The network of the server, the photos of this board, and its timing table."""
     import data
     import models

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import keras
 
 PROBE_STEPS = 6  # before the first round
+HELD = "held_features", "held_labels"
 EPOCHS = 1_000_000  # of a board's training, which ends with the fleet
 NO_CLOSED_FORM = "the network does not end in a dense layer that returns the logits, so its head has no closed form"
 
@@ -65,6 +66,7 @@ class Board:
         self._ready_for: Any = None  # words and class names of the server
         self._held: tuple[np.ndarray, np.ndarray] | None = None  # features and labels that no head is fitted to
         self._round_seconds: float | None = None  # of the latest round
+        self._fixed: dict[str, np.ndarray] = {}  # of the server's arrays, those that never train
 
     def handle(self, parcel: Parcel) -> Parcel:
         """The reply to a message. Raises `UserError` for what the server should know."""
@@ -81,6 +83,24 @@ class Board:
         if parcel.kind not in ("hello", "end") and self._ready_for is None:
             raise UserError("this board has started again and does not know the network yet")
         return answers[parcel.kind](parcel)
+
+    def kept(self) -> Parcel:
+        """What another process needs to go on as this board (`go_on`)."""
+        values = {"asked": self._ready_for, "seconds": self._round_seconds, "ratios": self.clock.ratios}
+        held = {} if self._held is None else dict(zip(HELD, self._held, strict=True))
+        return Parcel("board", values, {**held, **self._fixed})
+
+    def go_on(self, kept: Parcel) -> None:
+        """Go on as the board that kept this, which has heard of a server's network."""
+        arrays = dict(kept.arrays)
+        if HELD[0] in arrays:
+            self._held = arrays.pop(HELD[0]), arrays.pop(HELD[1])
+        self._fixed, self.clock.ratios = arrays, kept.values["ratios"]
+        if kept.values["asked"] is not None:
+            words, class_names = kept.values["asked"]
+            self._start(self._make(words, class_names))
+            self._load(arrays)
+            self._ready_for, self._round_seconds = (words, class_names), kept.values["seconds"]
 
     def get_ready(self) -> None:
         """Compile what the next round will train, if that is something else: while messages are on their way."""
@@ -115,7 +135,8 @@ class Board:
         if network and is_same_network(network_record(model), network, ["inference", "training"]) is False:
             raise UserError("the server's network computes something else than this board's; use the same file on both")
         self._load(parcel.arrays)
-        self._ready_for = wanted
+        self._ready_for, trained = wanted, {*trained_names(model)}
+        self._fixed = {name: array for name, array in parcel.arrays.items() if name not in trained}
         seconds = scheme.pass_seconds(all_mask(model)), scheme.pass_seconds(scheme.head)
         return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
 

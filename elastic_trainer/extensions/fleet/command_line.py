@@ -102,6 +102,11 @@ class JoinCommand:
         """Of the board."""
         return self.board.name or platform.node() or "board"
 
+    @property
+    def folder(self) -> Path:
+        """Where the board writes."""
+        return self.logdir / "boards" / self.name
+
 
 def parse_fleet(arguments: Sequence[str] | None = None) -> ServeCommand | JoinCommand:
     """The command line of fleet.py. Raises `UserError` for wrong flags."""

@@ -109,11 +109,16 @@ def about_of(parcel: Parcel) -> About:
     full_seconds = _number(values, "full_seconds")
     return About(
         printable(str(values.get("name")))[:60],
-        int(_number(values, "images", 1)),
+        images_of(parcel),
         int(_number(values, "test_images")),
         full_seconds,
         _number(values, "head_seconds", 1e-9, full_seconds),
     )
+
+
+def images_of(parcel: Parcel) -> int:
+    """How many photos a board says that it trains on."""
+    return int(_number(parcel.values, "images", 1))
 
 
 class Update(NamedTuple):

@@ -29,7 +29,8 @@ from elastic_trainer.extensions.fleet.settings import BoardSettings, FleetSettin
 from elastic_trainer.files import writing
 
 if TYPE_CHECKING:
-    from elastic_trainer.extensions.fleet.runtime import FlowerLink, Runtime
+    from elastic_trainer.extensions.fleet.flower_app import FlowerLink
+    from elastic_trainer.extensions.fleet.runtime import Runtime
 
 APP = Path(__file__).resolve().with_name("app")
 START_SECONDS = 120  # in which SuperLink and ServerApp have started, on a slow board too
@@ -199,7 +200,7 @@ def superlink(
     from flwr.supercore.constant import TaskType
 
     from elastic_trainer.extensions.fleet.gate import gate
-    from elastic_trainer.extensions.fleet.runtime import FlowerLink, Runtime, start_app
+    from elastic_trainer.extensions.fleet.runtime import Runtime, server_link, start_app
 
     log, files, port = folder / LINK_LOG, _tls_files(settings), free_port()
     words = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
@@ -215,8 +216,7 @@ def superlink(
         token = next(runtime.tokens(TaskType.SERVER_APP, check), None)
         if token is None:
             raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
-        link = FlowerLink(runtime, token)
-        stack.enter_context(link.is_open())
+        link = stack.enter_context(server_link(runtime, token))
         upstream = f"http{'s' if files else ''}://{runtime.address}"
         stack.enter_context(gate(settings.host, settings.port, files, upstream, say))
         yield link

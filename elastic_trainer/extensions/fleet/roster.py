@@ -132,13 +132,15 @@ class Roster:
                 has_said = True
             self.clock.pause(POLL_SECONDS)
 
-    def ask(self, parcel: Parcel, seconds: float, what: str) -> list[Answer]:
-        """Send `parcel` to all boards that are free; their answers, as far as they come within `seconds`.
+    def ask(self, parcel: Parcel, seconds: float, what: str, nodes: Collection[int] | None = None) -> list[Answer]:
+        """Send `parcel` to all boards that are free, or to those of these `nodes`; the answers that come in `seconds`.
 
         Those that are still busy with something earlier are left out, and those that do not answer are named.
         """
         start, waiting, answers = self.clock.now(), dict[Member, Sent](), list[Answer]()
         for member in self.ready:
+            if nodes is not None and member.node not in nodes and member.is_free:
+                continue
             if member.sent is not None:
                 self.say(f"{what}: board {member.name} is left out, it is still busy with {member.sent.what}")
             elif (sent := self._send(member, parcel, max(10 * seconds, LONGEST_SECONDS), what)) is not None:

@@ -55,12 +55,15 @@ class RoundClock(Listener):
 
     Args:
         slowdown: the board pretends to be this many times slower: it sleeps after each step.
+
+    Attributes:
+        ratios: of measured times to the table's, in the latest rounds.
     """
 
     def __init__(self, slowdown: float = 1.0) -> None:
         super().__init__()
         self.slowdown, self._start, self._seconds, self._limit = slowdown, 0.0, inf, inf
-        self._ratios: list[float] = []  # of measured times to the table's, in the latest rounds
+        self.ratios: list[float] = []
 
     def start(self, seconds: float, is_limit: bool = True) -> None:
         """A round of this many seconds starts. Without `is_limit` only what is selected fits into it."""
@@ -82,12 +85,12 @@ class RoundClock(Listener):
         """Learn from the measured steps of a round how much longer they take than the table says."""
         if len(step_ms) >= MIN_STEPS:
             ratio = statistics.median(step_ms[-LATEST_STEPS:]) / table_ms
-            self._ratios = [*self._ratios, ratio][-LATEST_ROUNDS:]
+            self.ratios = [*self.ratios, ratio][-LATEST_ROUNDS:]
 
     @property
     def slower(self) -> float:
         """How many times longer steps take than the table says."""
-        return self.slowdown * statistics.median(self._ratios or [1.0])
+        return self.slowdown * statistics.median(self.ratios or [1.0])
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         history = self.trainer.history

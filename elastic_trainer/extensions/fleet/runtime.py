@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen
 from typing import Any, NamedTuple
 
 import httpx
-import numpy as np
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
@@ -42,12 +39,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from elastic_trainer.errors import UserError, first_line, printable
-from elastic_trainer.extensions.fleet.link import Delivery, LinkDownError
-from elastic_trainer.extensions.fleet.messages import Parcel, failed
+from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.extensions.fleet.flower_app import POLL_SECONDS, FlowerLink, Handle, client_app
+from elastic_trainer.extensions.fleet.messages import Parcel
 
-POLL_SECONDS = 0.1  # between two looks for a task
-MAX_TRIES = 4  # of a call; each waits for 30 s if the process is there and does not answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the call that needs the secret
 
 
@@ -108,51 +103,30 @@ def _is_alive(client: RuntimeHttpClient) -> Iterator[None]:
         heartbeat.stop()
 
 
-def _record(content: bytes) -> RecordDict:
-    return RecordDict({"parcel": ArrayRecord({"parcel": Array(np.frombuffer(content, np.uint8))})})
-
-
-def _content(message: Message) -> bytes:
-    """Raises `ValueError` if the message holds no parcel."""
-    try:
-        return message.content.array_records["parcel"]["parcel"].numpy().tobytes()
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError("it holds no parcel") from error
-
-
 # --- a board ----------------------------------------------------------------------------------------------------------
 
 
-def parcels(runtime: Runtime, handle: Callable[[Parcel], Parcel]) -> Iterator[Parcel]:
+def parcels(runtime: Runtime, handle: Handle) -> Iterator[Parcel]:
     """Each message to this board, after `handle` has answered it, until its SuperNode ends."""
+    handled: list[Parcel] = []
+
+    def noted(parcel: Parcel) -> Parcel:
+        handled.append(parcel)
+        return handle(parcel)
+
+    app = client_app(lambda context: noted)
     for token in runtime.tokens(TaskType.CLIENT_APP):
+        handled.clear()
         with closing(runtime.client("flwr-clientapp", RuntimeTokenHttpInterceptor(token))) as client:
             try:
                 with _is_alive(client):
                     message, context, _, _ = pull_task_input(client)
-                    parcel, reply = _answered(message, handle)
-                    push_message(client, Message(_record(reply.to_bytes()), reply_to=message), context)
+                    push_message(client, app(message, context), context)
                     push_task_output(client, context, SubStatus.COMPLETED, "")
             except (httpx.HTTPError, RuntimeError) as error:  # the SuperNode ends, or the message is gone
                 print(f"a message could not be answered: {first_line(error)}", flush=True)
                 continue
-        yield parcel
-
-
-def _answered(message: Message, handle: Callable[[Parcel], Parcel]) -> tuple[Parcel, Parcel]:
-    """The parcel in a message, and the reply: what `handle` makes of it, or why there is nothing."""
-    try:
-        parcel = Parcel.from_bytes(_content(message))
-    except ValueError as error:
-        return failed(first_line(error)), failed(first_line(error))
-    try:
-        return parcel, handle(parcel)
-    except UserError as error:
-        print(f"{parcel.kind}: {error}", flush=True)
-        return parcel, failed(str(error))
-    except Exception as error:  # a message may hold anything, and the board goes on
-        traceback.print_exc()
-        return parcel, failed(f"{type(error).__name__}: {first_line(error)}")
+        yield from handled
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -181,64 +155,15 @@ def start_app(runtime: Runtime, app: Path, keys: Iterable[Path]) -> None:
             raise UserError(f"Flower does not start the fleet's app: {first_line(error)}") from error
 
 
-def _delivery(reply: Message) -> Delivery:
-    if reply.has_error():
-        return Delivery(0, failed(f"{reply.error.reason} (Flower's error {reply.error.code})"))
-    content = b""
-    try:
-        content = _content(reply)
-        return Delivery(len(content), Parcel.from_bytes(content))
-    except ValueError as error:
-        return Delivery(len(content), failed(f"its reply cannot be read: {first_line(error)}"))
-
-
-class FlowerLink:
-    """The link to the boards, as the ServerApp of a SuperLink. Raises `LinkDownError` once that has ended."""
-
-    def __init__(self, runtime: Runtime, token: str) -> None:
-        self._process = runtime.process
-        self._client = runtime.client("flwr-serverapp", RuntimeTokenHttpInterceptor(token))
-        self._grid = HttpGrid(runtime.address, token=token)
-        self._grid._client = self._client  # its own would try for ever to reach a SuperLink that has ended
-
-    @contextmanager
-    def is_open(self) -> Iterator[None]:
-        """Take the task, and keep it while the block runs."""
-        with closing(self._client), _is_alive(self._client):
-            task = self._client.PullTaskInput(PullTaskInputRequest())
-            self._grid.set_run(run_from_proto(task.run))
-            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id  # what messages say of us
-            TaskIdentity.node_id = task.context.node_id
-            yield
-
-    def nodes(self) -> dict[int, tuple[str, str]]:
-        found = self._asked(self._grid.get_nodes)
-        return {node.node_id: (printable(node.name)[:60], node.last_activated_at) for node in found}
-
-    def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        content = parcel.to_bytes()
-        message = Message(_record(content), node, "query", ttl=seconds)
-        [number] = self._asked(lambda: self._grid.push_messages([message])) or [None]
-        if number is None:
-            raise UserError("Flower could not pass on a message")
-        return number, len(content)
-
-    def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
-        replies = self._asked(lambda: self._grid.pull_messages(messages)) if messages else ()
-        return {reply.metadata.reply_to_message_id: _delivery(reply) for reply in replies}
-
-    def _asked(self, call: Callable[[], Any]) -> Any:
-        """What a call of the SuperLink returns; one that is not answered is repeated `MAX_TRIES` times."""
-        for _ in range(MAX_TRIES):
-            try:
-                return call()
-            except httpx.TransportError:
-                if self._process.poll() is not None:
-                    break
-                time.sleep(POLL_SECONDS)
-            except httpx.HTTPStatusError as error:
-                raise UserError(f"Flower could not pass on a message: {first_line(error)}") from error
-        raise LinkDownError(
-            "Flower's SuperLink has ended or does not answer; its messages are in superlink.log in the run's folder. "
-            "Continue with fleet.py serve --resume"
-        )
+@contextmanager
+def server_link(runtime: Runtime, token: str) -> Iterator[FlowerLink]:
+    """The link of the ServerApp's task with this `token`, which is done while the block runs."""
+    client = runtime.client("flwr-serverapp", RuntimeTokenHttpInterceptor(token))
+    with closing(client), _is_alive(client):
+        task = client.PullTaskInput(PullTaskInputRequest())
+        grid = HttpGrid(runtime.address, token=token)
+        grid._client = client  # its own would try for ever to reach a SuperLink that has ended
+        grid.set_run(run_from_proto(task.run))
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id  # what messages say of us
+        TaskIdentity.node_id = task.context.node_id
+        yield FlowerLink(grid, runtime.process)

@@ -19,7 +19,16 @@ from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.average import aggregate, mean_result
 from elastic_trainer.extensions.fleet.board import sent_names, trained_names
-from elastic_trainer.extensions.fleet.messages import About, Parcel, Result, losses_of, result_of, sums_of, update_of
+from elastic_trainer.extensions.fleet.messages import (
+    About,
+    Parcel,
+    Result,
+    Update,
+    losses_of,
+    result_of,
+    sums_of,
+    update_of,
+)
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Answer, Roster
 from elastic_trainer.extensions.fleet.settings import FleetSettings
@@ -33,6 +42,8 @@ from elastic_trainer.training.feature_sums import FeatureSums, Head
 
 if TYPE_CHECKING:
     import keras
+
+    from elastic_trainer.extensions.fleet.strategy import StrategyRounds
 
 Parsed = TypeVar("Parsed")
 # Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
@@ -78,6 +89,7 @@ class FleetServer:
         hello: what boards need to build the same network: values of the "hello" message.
         records: of this run.
         data: whose test photos the models are tested on; None: the boards test them on theirs.
+        strategy: which boards train, and how their changes are averaged; None: all, and by `aggregate`.
 
     Attributes:
         normalised: whether changes are averaged by local step, see `aggregate`.
@@ -96,9 +108,11 @@ class FleetServer:
         hello: dict[str, Any],
         records: Records,
         data: ShuffledData | None = None,
+        strategy: StrategyRounds | None = None,
     ) -> None:
         self.records, self._roster, self._clock, self._say = records, roster, roster.clock, roster.say
         self._model, self._settings, self._rate, self._data = model, settings, rate, data
+        self._strategy = strategy
         self._evaluation = Evaluation(ImageClassification(model))
         self._trained = trained_names(model)
         self._read_weights()
@@ -230,26 +244,40 @@ class FleetServer:
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
-        start, asked = self._clock.now(), sum(member.is_free for member in self._roster.ready)
+        nodes = [member.node for member in self._roster.ready if member.is_free]
+        asked = {*nodes} if self._strategy is None else self._strategy.choose(number, before, nodes)
+        start = self._clock.now()
         grace = max(self._settings.grace, 2 * self.message_seconds()) * 2**self._empty  # all may be slower than thought
-        answers = self._roster.ask(parcel, seconds + grace, f"round {number}")
+        answers = self._roster.ask(parcel, seconds + grace, f"round {number}", asked)
         accepted = self._parsed(
             answers,
             lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),
             f"round {number}: the reply of board {{}} is dropped: {{}}",
         )
-        if not accepted:
+        updates = [update for _, update in accepted]
+        after = self._averaged(number, before, accepted)
+        if after is None:
             self._nothing_came(f"round {number}")
             return
-        self._empty, updates = 0, [update for _, update in accepted]
-        self._assign(aggregate(before, updates, self.normalised))
+        self._empty = 0
+        self._assign(after)
         self._steps += sum(update.steps for update in updates)
         self.seconds += self._clock.now() - start
         for answer, update in accepted:
             places = [place for place, tensor in enumerate(self._trained) if tensor in update.changes]
             self.records.add_board(number, answer, update, places, seconds)
-        late = asked - len(answers)
+        late = len(asked) - len(answers)
         self._end_round({"round_seconds": seconds, "learning_rate": rate}, answers, len(accepted), late)
+
+    def _averaged(
+        self, number: int, before: dict[str, np.ndarray], accepted: Sequence[tuple[Answer, Update]]
+    ) -> dict[str, np.ndarray] | None:
+        """The weights after a round, or None."""
+        if not accepted:
+            return None
+        if self._strategy is None:
+            return aggregate(before, [update for _, update in accepted], self.normalised)
+        return self._strategy.average(number, before, {answer.member.node: update for answer, update in accepted})
 
     def _nothing_came(self, what: str) -> None:
         """Nothing of a round can be used, so it is repeated. Raises `UserError` after `MAX_EMPTY` times in a row."""

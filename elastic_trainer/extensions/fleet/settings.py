@@ -38,6 +38,11 @@ class FleetSettings:
         "mean board's photos, the slowest for a third of one with its head alone, or the messages of the latest round"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
+    strategy: str = flag("ElasticStrategy", FLEET, str, "NAME", help=(
+        "how changes are averaged: `ElasticStrategy`, each tensor by the boards that trained it, or the name of one of "
+        "Flower's strategies, such as `FedAdam` or `Krum`"))
+    strategy_args: str = flag("", FLEET, str, "ARGS", words="its own", help=(
+        'arguments of that strategy, such as `"eta=0.01 tau=0.001"`'))
     class_names: str | None = flag(None, FLEET, str, "A,B,…", words="the data set's", help=(
         "names of the classes, for a server without photos: the boards then test the models on theirs"))
     host: str = flag("127.0.0.1", NETWORKING, str, "ADDRESS", is_free=True, help=(

@@ -2,15 +2,13 @@
 
 A board takes for a step what the timing table of this machine says, times how much slower it is. Messages take a given
 time. The boards train one after the other. They share one network, whose weights each loads first, and the compiled
-steps: boards that train the same tensors use the same one, so there can be a hundred of them. Flower has an engine for
-simulations, too. It is not used: each of its processes would load TensorFlow, and its clients run as fast as this
-machine.
+steps: boards that train the same tensors use the same one, so there can be a hundred of them. Flower's own engine runs
+the same boards on several cores, or machines (`flower_app`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,11 +183,12 @@ def simulation(
         return message_seconds + (boards[node].clock.spent if reply.kind == "trained" else 0.0)
 
     for node, (rows, factor) in enumerate(zip(parts, slower, strict=True), 1):
-        own = partial(_with_part, setup, rows, node)
-        boards[node] = kind(f"board-{node}", own, SimulatedClock(factor), say, shared)
+        own = with_part(setup, rows, node)
+        boards[node] = kind(f"board-{node}", lambda *_, own=own: own, SimulatedClock(factor), say, shared)
     link = LocalLink({node: board.handle for node, board in boards.items()}, lambda: seconds, takes)
     return link, Clock(lambda: seconds, sleep)
 
 
-def _with_part(setup: BoardSetup, rows: np.ndarray, node: int, *_: Any) -> BoardSetup:
+def with_part(setup: BoardSetup, rows: np.ndarray, node: int) -> BoardSetup:
+    """What a board trains that has the photos `rows`, int [n]; `node` is its number, from 1."""
     return setup._replace(data=setup.data.part(rows, setup.data.seed + node - 1))

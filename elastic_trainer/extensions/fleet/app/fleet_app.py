@@ -1,13 +1,14 @@
-"""The Flower app of a fleet, by whose name server and boards find each other.
+"""The Flower app of a fleet, for `flwr run`. It needs a checkout of this repository on PYTHONPATH wherever it runs.
 
-Its code is in the processes `fleet.py serve` and `fleet.py join`, which take Flower's tasks themselves
-(`elastic_trainer.extensions.fleet.runtime`): a board runs no code that somebody has sent.
+`fleet.py serve` and `fleet.py join` run the same apps in their own processes, and none that somebody has sent.
 """
 
 from __future__ import annotations
 
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
+from functools import partial
 
-client_app = ClientApp()
-server_app = ServerApp()
+import fleet
+from elastic_trainer.extensions.fleet import flower_app
+
+server_app = flower_app.server_app(fleet.serve)
+client_app = flower_app.client_app(partial(flower_app.board_of, setup=fleet.setup))

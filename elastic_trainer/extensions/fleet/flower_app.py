@@ -1,0 +1,249 @@
+"""The Flower app of a fleet: what its ServerApp and its ClientApp do, in whatever process Flower or we start them.
+
+`fleet.py serve` and `fleet.py join` run them in their own long-lived processes (`runtime`); `flwr run` on the folder
+`app` lets Flower start one for the server, and one for each message to a board. In the second case a board's network
+is built and compiled for each message, and what it has learnt of itself is in Flower's context. In Flower's simulation
+an actor keeps network and steps for all its boards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
+
+from elastic_trainer.cli.parser import as_words
+from elastic_trainer.errors import UserError, first_line, printable
+from elastic_trainer.extensions.fleet.command_line import COMMANDS, JoinCommand, ServeCommand, parse_fleet
+from elastic_trainer.extensions.fleet.link import Delivery, Link, LinkDownError
+from elastic_trainer.extensions.fleet.messages import Parcel, failed
+from elastic_trainer.extensions.fleet.roster import Clock
+from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.settings import BEST_MODEL
+
+if TYPE_CHECKING:
+    from elastic_trainer.extensions.fleet.board import Board
+    from elastic_trainer.extensions.fleet.rounds import BoardSetup
+    from elastic_trainer.training.state import TrainState
+
+Handle = Callable[[Parcel], Parcel]
+Connect = Callable[[ServeCommand, Path, Callable[[], object]], AbstractContextManager[tuple[Link, Clock]]]
+POLL_SECONDS = 0.1
+MAX_TRIES = 4  # of a call; each waits for 30 s if the process is there and does not answer
+START_SECONDS = 90.0  # in which Flower starts a board's process, and that has its photos and a compiled network
+ENDLESS = 1e6  # seconds: simulated boards answer one after the other
+BOARD, PARCEL = "board", "parcel"
+
+
+class Setup(Protocol):
+    """What a board trains, by its command line and the server's words and class names."""
+
+    def __call__(self, command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup: ...
+
+
+def _record(parcel: Parcel) -> ArrayRecord:
+    return ArrayRecord({PARCEL: Array(np.frombuffer(parcel.to_bytes(), np.uint8))})
+
+
+def _content(record: RecordDict, name: str = PARCEL) -> bytes:
+    """Raises `ValueError` if there is no parcel."""
+    try:
+        return record.array_records[name][PARCEL].numpy().tobytes()
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError("it holds no parcel") from error
+
+
+# --- a board ----------------------------------------------------------------------------------------------------------
+
+
+def client_app(handler: Callable[[Context], Handle]) -> ClientApp:
+    """The app that answers a server's messages, each by what `handler` returns for its context."""
+    app = ClientApp()
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({PARCEL: _record(_answer(message, handler(context)))}), reply_to=message)
+
+    return app
+
+
+def _answer(message: Message, handle: Handle) -> Parcel:
+    """What `handle` makes of the parcel in a message, or why there is nothing."""
+    kind = "a message"
+    try:
+        parcel = Parcel.from_bytes(_content(message.content))
+        kind = parcel.kind
+        return handle(parcel)
+    except (UserError, ValueError) as error:
+        print(f"{kind}: {first_line(error)}", flush=True)
+        return failed(str(error))
+    except Exception as error:  # a message may hold anything, and the board goes on
+        traceback.print_exc()
+        return failed(f"{type(error).__name__}: {first_line(error)}")
+
+
+def board_of(context: Context, setup: Setup) -> Handle:
+    """The board of a SuperNode, by its --node-config, which has the flags of `fleet.py join`.
+
+    With `partition-id` and `num-partitions`, as Flower's simulation sets them, it has that part of the data set in the
+    run's configuration.
+    """
+    config = dict(context.node_config)
+    place, parts = config.pop("partition-id", None), int(config.pop("num-partitions", 1))
+    if place is not None:
+        shared = {name: context.run_config[name] for name in COMMANDS["join"].main if name in context.run_config}
+        config = {"name": f"board-{place}", **shared, **config}
+
+    def handle(parcel: Parcel) -> Parcel:
+        command = parse_fleet(["join", *_words(config)])
+        assert isinstance(command, JoinCommand), "it joins"
+        load_tensorflow()
+        board = real_board(command, setup) if place is None else _part(command, setup, context, int(place), parts)
+        if BOARD in context.state and parcel.kind != "hello":
+            board.go_on(Parcel.from_bytes(_content(context.state, BOARD)))
+        if parcel.kind == "train":
+            board.get_ready()
+        reply = board.handle(parcel)
+        if parcel.kind == "end" and not _is_simulated():
+            board.save_model(parcel.arrays, command.folder / BEST_MODEL)
+        context.state[BOARD] = _record(board.kept())
+        return reply
+
+    return handle
+
+
+def real_board(command: JoinCommand, setup: Setup) -> Board:
+    """The board of `fleet.py join`."""
+    from elastic_trainer.extensions.fleet.board import Board
+    from elastic_trainer.extensions.fleet.rounds import RoundClock
+
+    return Board(command.name, partial(setup, command), RoundClock(command.board.slowdown))
+
+
+_whole: dict[str, BoardSetup] = {}  # of the network that this process trains, with all photos
+_steps: list[TrainState] = []  # its compiled steps
+
+
+def _part(command: JoinCommand, setup: Setup, context: Context, place: int, parts: int) -> Board:
+    """The board that has one of so many `parts` of the photos."""
+    from elastic_trainer.extensions.fleet.board import Board
+    from elastic_trainer.extensions.fleet.rounds import RoundClock
+    from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, SimulatedClock, slowdowns, split, with_part
+
+    def make(words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
+        asked = repr((command.words, words, class_names))
+        if asked not in _whole:
+            _whole.clear()
+            _steps.clear()
+            _whole[asked] = setup(command, words, class_names)
+        whole, uneven = _whole[asked], float(context.run_config.get("uneven", 0))
+        rows = split(whole.data.training_labels, parts, uneven or None, whole.data.batch_size, whole.data.seed)
+        return with_part(whole, rows[place], place + 1)
+
+    if not _is_simulated():
+        return Board(command.name, make, RoundClock(command.board.slowdown))
+    slower = slowdowns(parts, float(context.run_config.get("slowest", 1)))[place]
+    return SimulatedBoard(command.name, make, SimulatedClock(slower), lambda line: None, _steps)
+
+
+def _is_simulated() -> bool:
+    """Whether this is an actor of Flower's simulation, which runs boards in Ray."""
+    return "ray" in sys.modules
+
+
+def _words(config: dict[str, Any]) -> list[str]:
+    """The words of a command line for what a configuration of Flower gives. Empty values are not given."""
+    return as_words({name: value for name, value in config.items() if value != ""})
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
+    """The app that runs a fleet by `serve`. The run's configuration has flags of `fleet.py serve`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        flags = {name: value for name, value in context.run_config.items() if name in COMMANDS["serve"].flags}
+        if not flags.get("resume") and not flags.get("run_name"):
+            flags["run_name"] = f"flower_{context.run_id}"
+        command, link = parse_fleet(["serve", *_words(flags)]), FlowerLink(grid)
+        assert isinstance(command, ServeCommand), "it serves"
+        fleet = replace(command.fleet, grace=START_SECONDS)
+        if isinstance(grid, InMemoryGrid):
+            if fleet.round_seconds is None:
+                raise UserError("--run-config: a simulation needs round_seconds, since boards wait for each other")
+            fleet = replace(fleet, grace=ENDLESS, boards=len(link.nodes()))
+        serve(replace(command, fleet=fleet), lambda command, folder, check: nullcontext((link, Clock(check=check))))
+
+    return app
+
+
+class FlowerLink:
+    """The link to the boards through a grid of Flower.
+
+    Args:
+        grid: of the ServerApp.
+        process: the SuperLink, where it is ours. Once it has ended, `LinkDownError` is raised.
+    """
+
+    def __init__(self, grid: Grid, process: Popen[bytes] | None = None) -> None:
+        self._grid, self._process = grid, process
+
+    def nodes(self) -> dict[int, tuple[str, str]]:
+        nodes: Any = self._asked(self._grid.get_nodes)  # type: ignore[attr-defined]
+        return {node.node_id: (printable(node.name)[:60], node.last_activated_at) for node in nodes}
+
+    def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
+        record = _record(parcel)
+        message = Message(RecordDict({PARCEL: record}), node, "query", ttl=seconds)
+        [number] = self._asked(lambda: self._grid.push_messages([message])) or [None]
+        if number is None:
+            raise UserError("Flower could not pass on a message")
+        return number, len(record[PARCEL].data)
+
+    def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
+        replies = self._asked(lambda: self._grid.pull_messages(messages)) if messages else ()
+        return {reply.metadata.reply_to_message_id: _delivery(reply) for reply in replies}
+
+    def _asked(self, call: Callable[[], Any]) -> Any:
+        """What a call of the SuperLink returns; one that is not answered is repeated `MAX_TRIES` times."""
+        for _ in range(MAX_TRIES):
+            try:
+                return call()
+            except httpx.TransportError:
+                if self._process is not None and self._process.poll() is not None:
+                    break
+                time.sleep(POLL_SECONDS)
+            except httpx.HTTPStatusError as error:
+                raise UserError(f"Flower could not pass on a message: {first_line(error)}") from error
+        raise LinkDownError(
+            "Flower's SuperLink has ended or does not answer; its messages are in superlink.log in the run's folder. "
+            "Continue with fleet.py serve --resume"
+        )
+
+
+def _delivery(reply: Message) -> Delivery:
+    if reply.has_error():
+        return Delivery(0, failed(f"{reply.error.reason} (Flower's error {reply.error.code})"))
+    content = b""
+    try:
+        content = _content(reply.content)
+        return Delivery(len(content), Parcel.from_bytes(content))
+    except ValueError as error:
+        return Delivery(len(content), failed(f"its reply cannot be read: {first_line(error)}"))
