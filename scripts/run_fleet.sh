@@ -12,7 +12,7 @@ extra_requirement=""
 oldest_minor=11  # Flower's
 prepare_environment .venv-fleet constraints-fleet.txt requirements-fleet.txt
 if [[ ${1:-} == --tests ]]; then
-  exec "$python" -m pytest -n 2 tests/extensions/fleet/test_faults.py tests/extensions/fleet/test_average.py "${@:2}"
+  exec "$python" -m pytest -n 2 tests/extensions/fleet/test_{faults,app,strategy,average}.py "${@:2}"
 fi
 
 logdir=logs/fleet

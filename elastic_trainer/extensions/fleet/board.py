@@ -102,10 +102,11 @@ class Board:
             self._load(arrays)
             self._ready_for, self._round_seconds = (words, class_names), kept.values["seconds"]
 
-    def get_ready(self) -> None:
-        """Compile what the next round will train, if that is something else: while messages are on their way."""
-        if self._ready_for is not None and self._round_seconds is not None:
-            self._probe(self._round_seconds, 1)
+    def get_ready(self, seconds: float | None = None) -> None:
+        """Compile what a round of so many `seconds` trains, or one like the latest, if that is not compiled yet."""
+        seconds = seconds or self._round_seconds
+        if self._ready_for is not None and seconds is not None:
+            self._probe(seconds, 1)
 
     def save_model(self, arrays: Mapping[str, np.ndarray], path: Path) -> bool:
         """Save the network with the server's weights, if it sent some; whether it did."""

@@ -33,6 +33,7 @@ from elastic_trainer.extensions.fleet.link import Delivery, Link, LinkDownError
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
 from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.settings import BEST_MODEL
 
 if TYPE_CHECKING:
@@ -106,17 +107,21 @@ def board_of(context: Context, setup: Setup) -> Handle:
     place, parts = config.pop("partition-id", None), int(config.pop("num-partitions", 1))
     if place is not None:
         shared = {name: context.run_config[name] for name in COMMANDS["join"].main if name in context.run_config}
+        if not is_custom_model(str(shared.get("model_name", ""))):
+            shared.pop("model_name", None)  # boards hear it from the server
         config = {"name": f"board-{place}", **shared, **config}
 
     def handle(parcel: Parcel) -> Parcel:
         command = parse_fleet(["join", *_words(config)])
         assert isinstance(command, JoinCommand), "it joins"
+        if parcel.kind != "hello" or _is_simulated():  # it takes the timing table that is there
+            command = replace(command, words=[*command.words, "--allow_stale_profile"])
         load_tensorflow()
         board = real_board(command, setup) if place is None else _part(command, setup, context, int(place), parts)
         if BOARD in context.state and parcel.kind != "hello":
             board.go_on(Parcel.from_bytes(_content(context.state, BOARD)))
         if parcel.kind == "train":
-            board.get_ready()
+            board.get_ready(parcel.values["seconds"])
         reply = board.handle(parcel)
         if parcel.kind == "end" and not _is_simulated():
             board.save_model(parcel.arrays, command.folder / BEST_MODEL)
@@ -140,15 +145,18 @@ _steps: list[TrainState] = []  # its compiled steps
 
 def _part(command: JoinCommand, setup: Setup, context: Context, place: int, parts: int) -> Board:
     """The board that has one of so many `parts` of the photos."""
+    import keras
+
     from elastic_trainer.extensions.fleet.board import Board
     from elastic_trainer.extensions.fleet.rounds import RoundClock
     from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, SimulatedClock, slowdowns, split, with_part
 
     def make(words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
-        asked = repr((command.words, words, class_names))
+        asked = repr((words, class_names))
         if asked not in _whole:
             _whole.clear()
             _steps.clear()
+            keras.utils.clear_session()  # networks built before name the layers of the next one otherwise
             _whole[asked] = setup(command, words, class_names)
         whole, uneven = _whole[asked], float(context.run_config.get("uneven", 0))
         rows = split(whole.data.training_labels, parts, uneven or None, whole.data.batch_size, whole.data.seed)
@@ -182,7 +190,10 @@ def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
         flags = {name: value for name, value in context.run_config.items() if name in COMMANDS["serve"].flags}
         if not flags.get("resume") and not flags.get("run_name"):
             flags["run_name"] = f"flower_{context.run_id}"
-        command, link = parse_fleet(["serve", *_words(flags)]), FlowerLink(grid)
+        try:
+            command, link = parse_fleet(["serve", *_words(flags)]), FlowerLink(grid)
+        except UserError as error:
+            raise UserError(f"--run-config: {error}") from None  # Flower prints how it came to this
         assert isinstance(command, ServeCommand), "it serves"
         fleet = replace(command.fleet, grace=START_SECONDS)
         if isinstance(grid, InMemoryGrid):

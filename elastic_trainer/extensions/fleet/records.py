@@ -9,6 +9,7 @@ events.out.*     TensorBoard's curves; those of each board are in boards/<name>
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY
 if TYPE_CHECKING:
     import keras
 
-BOARDS = "boards.csv"
+BOARDS, EVENTS = "boards.csv", "events.out.tfevents.0.fleet"
 
 
 class Records:
@@ -46,7 +47,6 @@ class Records:
         self.boards: list[dict[str, Any]] = []
         self.selections: list[tuple[int, str, list[int]]] = []
         self._checkpoints = Checkpoints(folder / "checkpoints")
-        self._writers: dict[Path, Any] = {}
         if not (folder / CONFIG).exists():
             write_json(folder / CONFIG, {**config, "environment": environment()})
 
@@ -123,16 +123,25 @@ class Records:
         return float(counts.min() / len(self.selections)) if self.selections else 0.0
 
     def _draw(self, folder: Path, number: int, kind: str, row: dict[str, Any]) -> None:
-        """Write a point of TensorBoard's curves at a round, for each number in a row."""
-        import tensorflow as tf
+        """Write a point of TensorBoard's curves at a round, for each number in a row.
 
-        if folder not in self._writers:
-            self._writers[folder] = tf.summary.create_file_writer(str(folder))
-        with self._writers[folder].as_default(step=number):
-            for name, value in row.items():
-                if isinstance(value, int | float) and name not in ("epoch", "round"):
-                    tf.summary.scalar(f"{kind}/{name}", float(value))
-        self._writers[folder].flush()
+        The file is open only meanwhile: a fleet may have a thousand boards.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        events, path = [], folder / EVENTS
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            events.append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("epoch", "round"):
+                point = scalar_pb(f"{kind}/{name}", float(value))
+                events.append(Event(wall_time=time.time(), step=number, summary=point))
+        with path.open("ab") as file:
+            for event in events:
+                RecordWriter(file).write(event.SerializeToString())
 
     def finish(self, seconds: float) -> dict[str, Any]:
         """Write summary.json, and delete the checkpoints; what it contains. `seconds` are those of all rounds."""
@@ -154,6 +163,4 @@ class Records:
         }
         write_json(self.folder / SUMMARY, summary)
         self._checkpoints.clear()
-        for writer in self._writers.values():
-            writer.close()
         return summary

@@ -33,6 +33,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -159,6 +160,7 @@ def start_app(runtime: Runtime, app: Path, keys: Iterable[Path]) -> None:
 def server_link(runtime: Runtime, token: str) -> Iterator[FlowerLink]:
     """The link of the ServerApp's task with this `token`, which is done while the block runs."""
     client = runtime.client("flwr-serverapp", RuntimeTokenHttpInterceptor(token))
+    FLOWER_LOGGER.setLevel("WARNING")  # strategies tell of each round, and so does the fleet's server
     with closing(client), _is_alive(client):
         task = client.PullTaskInput(PullTaskInputRequest())
         grid = HttpGrid(runtime.address, token=token)

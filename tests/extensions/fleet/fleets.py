@@ -1,6 +1,13 @@
-"""Small fleets in one process."""
+"""Small fleets in one process, and processes of real ones."""
 
 import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import numpy as np
 from conftest import BATCH, CLASSES, SIZE, make_small_model, make_table
@@ -18,6 +25,7 @@ from elastic_trainer.extensions.fleet.simulated import LocalLink
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import Settings
 
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = ["board-1", "board-2", "board-3"]
 CLASS_NAMES = [str(k) for k in range(CLASSES)]
 
@@ -59,8 +67,13 @@ def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, 
     model = make_small_model(seed=1)
     records = Records(folder, {"train_type": "elastic_training_upper_part"}, tensor_names(model))
     chosen = FleetSettings(**{"rounds": 2, "round_seconds": 0.3, "grace": 60.0, **settings})
-    roster = Roster(link, said.append, clock or Clock())
-    return FleetServer(roster, model, chosen, rate, {"words": [], "class_names": CLASS_NAMES}, records, data_of_server)
+    roster, strategy = Roster(link, said.append, clock or Clock()), None
+    if "strategy" in settings:
+        from elastic_trainer.extensions.fleet.strategy import StrategyRounds, strategy_of
+
+        strategy = StrategyRounds(strategy_of(chosen.strategy, chosen.strategy_args))
+    hello = {"words": [], "class_names": CLASS_NAMES}
+    return FleetServer(roster, model, chosen, rate, hello, records, data_of_server, strategy)
 
 
 def local(boards):
@@ -71,3 +84,41 @@ def local(boards):
 def rows(path):
     with path.open(newline="") as file:
         return [*csv.DictReader(file)]
+
+
+class Process:
+    """A program in its own process group, whose lines are read as they come."""
+
+    def __init__(self, *words, **environment):
+        paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": paths, **environment},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_for(self, text, seconds=90):
+        wait_until(lambda: any(text in line for line in self.lines), seconds, lambda: f"no '{text}' in {self.lines}")
+
+    def kill(self, signal_number=signal.SIGKILL):
+        """End it and all that it has started at once, as a power cut does."""
+        os.killpg(self.process.pid, signal_number)
+        self.process.wait()
+
+
+def wait_until(is_done, seconds, why=lambda: ""):
+    end = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < end, why()
+        time.sleep(0.1)

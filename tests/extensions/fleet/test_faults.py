@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import ssl
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import make_small_data
-from fleets import make_server
+from fleets import ROOT, Process, make_server, wait_until
 
 pytest.importorskip(
     "flwr", reason="Flower is not installed here; ./scripts/run_fleet.sh --tests runs this in .venv-fleet"
@@ -28,7 +27,7 @@ from elastic_trainer.extensions.fleet.link import LinkDownError
 from elastic_trainer.extensions.fleet.processes import free_port, superlink
 from elastic_trainer.extensions.fleet.settings import FleetSettings
 
-ROOT, HERE = Path(__file__).resolve().parents[3], Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
 NETWORK = '''"""A small network."""
 import sys
 sys.path.insert(0, {tests!r})
@@ -38,44 +37,6 @@ from conftest import make_small_model
 def small(input_shape, classes):
     return make_small_model()
 '''
-
-
-class Process:
-    """A program in its own process group, whose lines are read as they come."""
-
-    def __init__(self, *words):
-        paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", HERE)))
-        self.process = subprocess.Popen(
-            [sys.executable, *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": paths},
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-
-    def wait_for(self, text, seconds=90):
-        wait_until(lambda: any(text in line for line in self.lines), seconds, lambda: f"no '{text}' in {self.lines}")
-
-    def kill(self, signal_number=signal.SIGKILL):
-        """End it and all that it has started at once, as a power cut does."""
-        os.killpg(self.process.pid, signal_number)
-        self.process.wait()
-
-
-def wait_until(is_done, seconds, why=lambda: ""):
-    end = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < end, why()
-        time.sleep(0.1)
 
 
 @pytest.fixture

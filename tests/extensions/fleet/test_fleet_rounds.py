@@ -5,8 +5,10 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from conftest import BATCH, CLASSES, make_small_model
 from fleets import CLASS_NAMES, NAMES, data, hello, local, make_board, make_server, make_setup, photos, rows
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
@@ -161,6 +163,10 @@ def test_a_fleet_keeps_its_best_model_records_every_board_and_goes_on_from_its_c
     assert len(chosen) == 4 * len(trained_names(make_small_model())) and {row["board"] for row in chosen} == {
         *NAMES[:2]
     }
+    curve = EventAccumulator(str(tmp_path / "boards" / NAMES[1])).Reload().Tensors("board/steps")
+    steps = [float(row["steps"]) for row in of_boards if row["board"] == NAMES[1]]
+    assert [point.step for point in curve] == [1, 2], "both runs'"
+    assert [float(tf.make_ndarray(point.tensor_proto)) for point in curve] == steps
     for row in of_boards:
         own = [one for one in chosen if (one["epoch"], one["board"]) == (row["round"], row["board"])]
         assert sum(one["chosen"] == "1" for one in own) == int(row["trained_tensors"])
