@@ -406,7 +406,7 @@ def test_where_there_is_nothing_to_select_it_trains_as_plain_fit(is_trainable, m
         model.compile("sgd", "mse")
         return model.fit(X, Y, verbose=0, epochs=3, callbacks=callbacks).history["loss"]
 
-    assert trained([ElasticTraining()]) == trained([])
+    assert trained([ElasticTraining(scheme="elastic_training")]) == trained([])
     assert capsys.readouterr().out.count(message) == 1
 
 

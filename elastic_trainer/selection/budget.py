@@ -123,6 +123,11 @@ class TimeBudget:
         """Note that the tensors of `plan` train from now on."""
         self.mask, self._step_ms, self._caching_ms = plan.mask, plan.step_ms, plan.caching_ms
 
+    def follow(self, table: TimingTable, head: np.ndarray) -> None:
+        """Go by another table of the same network from now on."""
+        self.table, self.smallest_rho = table, smallest_rho(table, head)
+        self._step_ms = self._caching_ms = 0.0
+
     def to_record(self) -> dict[str, float]:
         """What a checkpoint keeps of it, besides the mask."""
         values = {key: getattr(self, name) for name, key in self.kept.items()}

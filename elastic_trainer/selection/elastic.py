@@ -124,6 +124,12 @@ class ElasticScheme(Scheme):
         self._measures_speed = self._passes_fit and self.settings.correct_budget and is_used
         self.pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
+    def follow(self, table: TimingTable, step: int) -> None:
+        """Go by another table of the same network from `step` on, before which it selects."""
+        self.table = table
+        self.budget.follow(table, self.head)
+        self.due[step] = max(index for start, index in self.due.items() if start <= step)
+
     def slowdown(self, batch: Batch) -> float:
         return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
 

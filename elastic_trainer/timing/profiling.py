@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,10 +258,6 @@ def table_of_trace(training: Training, settings: dict[str, Any], trace: Operatio
         full = TrainStep(task, optimizer, len(batch), fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
     attribution = attribute(full, task.model.trainable_variables)
-    times = attribution.times(op_ms)
-    forward_ms = times.forward_ms + times.other_ms + unmatched_ms
-    full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
-    constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
     details = {
         "timing": "trace",
         "trace": file_name,
@@ -269,6 +265,23 @@ def table_of_trace(training: Training, settings: dict[str, Any], trace: Operatio
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
     }
+    return added_up(task, settings, full, attribution, op_ms, unmatched_ms, details)
+
+
+def added_up(
+    task: Task,
+    settings: dict[str, Any],
+    full: TrainStep,
+    attribution: Attribution,
+    op_ms: Mapping[str, float],
+    rest_ms: float,
+    details: dict[str, Any],
+) -> TimingTable:
+    """The timing table by which a step takes the sum of its operations' times, by name, and `rest_ms`."""
+    times = attribution.times(op_ms)
+    forward_ms = times.forward_ms + times.other_ms + rest_ms
+    full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
+    constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
     pass_ms = full_step_ms - float(times.update_ms.sum())
     wall_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms, "gradient_pass_ms": pass_ms}

@@ -1,18 +1,21 @@
 #!/usr/bin/env python
-"""Does ElasticTraining pay in `fit`? Seconds of an epoch with it and without it.
+"""Does ElasticTraining pay in `fit`? Wall time and results of whole fits with it and without it.
 
-Measured are the examples of docs/in_your_script.md, and MobileNetV2 at 160 pixels. Each program runs as it is, and with
-a callback in place of `ElasticTraining` that does nothing; the two ways alternate, and each run is a process of its
-own. An elastic run measures its timing table, as the first start of a user's program does. An epoch includes its
-validation; its steps alone are without waiting for data. The first epoch compiles and is left out. Ratios are elastic
-over plain. Prints one JSON object as its last line.
+Measured are the examples of docs/in_your_script.md, with more epochs and without early stopping, and the fine-tuning of
+MobileNetV2 on a folder of photos. For each of `--minutes`, an example has as many epochs as plain `fit` trains in that
+time. It runs as it is, and with a callback in place of `ElasticTraining` that does nothing; the two ways alternate,
+each run is a process of its own, and nothing is kept from one run to the next. Seconds are those of `fit`, with all
+that it measures, compiles and validates. Each finished pair is written to `--record`; the next start goes on from
+there. Prints one JSON object as its last line.
 
-    python scripts/benchmarks/benchmark_examples.py --rounds 3
+    python scripts/benchmarks/benchmark_examples.py --record pays.json --photos DIR --weights_file FILE
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
 import tempfile
@@ -27,53 +30,53 @@ import numpy as np
 from common import Setting
 
 import elastic_trainer
-from elastic_trainer import keras_callback
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import read_json, write_json
 from elastic_trainer.machine import in_own_process
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
 WAYS = ("plain", "elastic")
-Epoch = tuple[float, float, float]  # of `Timing`
-Runs = list[tuple[list[Epoch], float]]  # epochs of each run, and the seconds that measuring its timing table took
-MOBILENETV2 = """
+PAGE_EPOCHS = 6  # of each example on the page
+FINE_TUNING = """
 import keras
 import numpy as np
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
 
-rng = np.random.default_rng(0)
-images, labels = rng.uniform(0, 255, (640, 160, 160, 3)).astype("float32"), rng.integers(10, size=640)
-x = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs := keras.Input((160, 160, 3)))
-backbone = keras.applications.MobileNetV2((160, 160, 3), 0.35, include_top=False, weights=None, pooling="avg")
-model = keras.Model(inputs, keras.layers.Dense(10)(backbone(x)))
-for layer in backbone.layers:
-    layer.momentum = 0.0
-model(images[:32], training=True)
+
+def photos(part):
+    how = {"image_size": (160, 160), "crop_to_aspect_ratio": True, "shuffle": False, "verbose": False}
+    data = keras.utils.image_dataset_from_directory(f"{folder}/{part}", **how)
+    images, labels = zip(*((images.numpy().astype("uint8"), labels) for images, labels in data))
+    return np.concatenate(images), np.concatenate(labels), len(data.class_names)
+
+
+keras.utils.set_random_seed(0)
+(x, y, classes), (test_x, test_y, _) = photos("train"), photos("test")
+scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs := keras.Input((160, 160, 3)))
+backbone = keras.applications.MobileNetV2((160, 160, 3), 0.35, include_top=False, weights=weights, pooling="avg")
+model = keras.Model(inputs, keras.layers.Dense(classes)(backbone(scaled)))
 freeze_batch_norm(model)
+rate = keras.optimizers.schedules.CosineDecay(2e-4, decay_steps=6 * len(x) // 32)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-model.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
-model.fit(images, labels, 16, epochs=7, callbacks=[ElasticTraining(rho=0.5)], verbose=0)
+model.compile(keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
+model.fit(x, y, 32, epochs=6, validation_data=(test_x, test_y), callbacks=[ElasticTraining(rho=0.5)], verbose=0)
 """
 
 
-class Timing(keras.callbacks.Callback):
-    """Appends seconds of each epoch and of its steps, and its loss, to `epochs`."""
+class Epochs(keras.callbacks.Callback):
+    """Appends the seconds of each epoch and what Keras reports of it to `rows`."""
 
-    def __init__(self, epochs: list[Epoch]) -> None:
+    def __init__(self, rows: list[dict[str, float]]) -> None:
         super().__init__()
-        self.epochs = epochs
+        self.rows = rows
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.start, self.steps = time.perf_counter(), 0.0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.batch = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.steps += time.perf_counter() - self.batch
+        self.start = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.epochs.append((time.perf_counter() - self.start, self.steps, logs["loss"]))
+        numbers = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        self.rows.append({"seconds": time.perf_counter() - self.start, **numbers})
 
 
 def programs(page: Path = PAGE) -> dict[str, str]:
@@ -87,75 +90,105 @@ def programs(page: Path = PAGE) -> dict[str, str]:
     return found
 
 
-def run(code: str, way: str) -> tuple[list[Epoch], float]:
-    """The epochs of a program, run in one of `WAYS`, and the seconds that measuring its timing table took.
+def with_epochs(code: str, epochs: int) -> str:
+    """A program with this many epochs, and as long a schedule, without early stopping."""
+    for text in ("epochs=", "decay_steps="):
+        code = re.sub(rf"\b{text}{PAGE_EPOCHS}\b", f"{text}{epochs}", code)
+    return re.sub(r"\bpatience=\d+", f"patience={epochs}", code)
+
+
+def run(code: str, way: str) -> dict[str, Any]:
+    """A program in one of `WAYS`: seconds of `fit`, its epochs, and the lines of `ElasticTraining`.
 
     Raises:
         UserError: it failed; what it raised is printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
-            epochs, profile_seconds = in_own_process(_run, code, way, folder)
+            found: dict[str, Any] = in_own_process(_run, code, way, folder)
         except EOFError as error:
-            raise UserError(f"a program of {PAGE.name} failed") from error
-        return epochs, profile_seconds
+            raise UserError("a program failed") from error
+        return found
 
 
 def _run(sender: Connection, code: str, way: str, folder: str) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = folder
-    epochs, profiles = list[Epoch](), list[float]()
-    fit, profile = keras.Model.fit, keras_callback.profile_compiled
+    found: dict[str, Any] = {"seconds": 0.0, "epochs": []}
+    fit, said = keras.Model.fit, io.StringIO()
 
     def timed(self: Any, *args: Any, callbacks: Any = (), **settings: Any) -> Any:
-        return fit(self, *args, callbacks=[Timing(epochs), *callbacks], **settings)
-
-    def profiled(*args: Any, **settings: Any) -> Any:
         start = time.perf_counter()
-        table = profile(*args, **settings)
-        profiles.append(time.perf_counter() - start)
-        return table
+        with contextlib.redirect_stdout(said):
+            history = fit(self, *args, callbacks=[Epochs(found["epochs"]), *callbacks], **settings)
+        found["seconds"] += time.perf_counter() - start
+        return history
 
-    keras.Model.fit, keras_callback.profile_compiled = timed, profiled
+    keras.Model.fit = timed
     if way == "plain":
         elastic_trainer.ElasticTraining = lambda *_, **__: keras.callbacks.Callback()  # type: ignore[assignment,misc]
     exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
-    sender.send((epochs, sum(profiles)))
+    name = "ElasticTraining: "
+    found["lines"] = [line.removeprefix(name) for line in said.getvalue().splitlines() if line.startswith(name)]
+    sender.send(found)
 
 
-def summary(runs: Runs) -> dict[str, float]:
-    """Of the runs of a program in one way."""
-    counted = np.array([epoch for epochs, _ in runs for epoch in epochs[1:]])
-    epoch_seconds, step_seconds, _ = np.median(counted, axis=0).tolist()
-    return {
-        "epoch_seconds": epoch_seconds,
-        "mean_epoch_seconds": float(counted[:, 0].mean()),
-        "step_seconds": step_seconds,
-        "profile_seconds": float(np.median([seconds for _, seconds in runs])),
-        "loss": float(np.median([epochs[-1][2] for epochs, _ in runs])),
-    }
+def epochs_of(code: str, minutes: float) -> int:
+    """How many epochs plain `fit` trains in this time, by a short run."""
+    found = run(code, "plain")
+    later = [row["seconds"] for row in found["epochs"][1:]]
+    seconds = float(np.median(later))
+    return max(round((60 * minutes - (found["seconds"] - sum(later))) / seconds) + 1, 2)
+
+
+def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the pairs of one example and length: medians of seconds, their ratio, and what the last epochs reported."""
+    plain, elastic = ([pair[way] for pair in pairs] for way in WAYS)
+    ratio = float(np.median([pair["elastic"]["seconds"] / pair["plain"]["seconds"] for pair in pairs]))
+    found: dict[str, Any] = {"ratio": ratio}
+    for way, runs in zip(WAYS, (plain, elastic), strict=True):
+        last = [one["epochs"][-1] for one in runs]
+        found[way] = {name: float(np.median([row[name] for row in last])) for name in last[0] if name != "seconds"}
+        found[way]["fit_seconds"] = float(np.median([one["seconds"] for one in runs]))
+    return found
+
+
+def examples(args: argparse.Namespace) -> dict[str, str]:
+    """The programs by name; that on photos only with their folder."""
+    found = {name: code for name, code in programs().items() if "ElasticTraining" in code}
+    if args.photos is not None:
+        weights = "imagenet" if args.weights_file is None else str(args.weights_file.resolve())
+        start = f"folder, weights = {str(args.photos.resolve())!r}, {weights!r}\n"
+        found["Fine-tuning"] = start + FINE_TUNING
+    return {name: code for name, code in found.items() if args.only is None or name.startswith(args.only)}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Each program with `ElasticTraining`, by its heading: its summary in each way, and their ratios."""
-    if args.rounds < 1:
-        raise UserError(f"--rounds {args.rounds}: must be at least 1")
-    results: dict[str, dict[str, Any]] = {}
-    for name, code in {**programs(), "MobileNetV2": MOBILENETV2}.items():
-        if "ElasticTraining" not in code:
-            continue
-        runs = {way: Runs() for way in WAYS}
-        for number in range(args.rounds):
-            for way in WAYS if number % 2 == 0 else reversed(WAYS):
-                runs[way].append(run(code, way))
-        plain, elastic = (summary(runs[way]) for way in WAYS)
-        ratios = {name: elastic[name] / plain[name] for name in ("epoch_seconds", "mean_epoch_seconds", "step_seconds")}
-        results[name] = {"plain": plain, "elastic": elastic, "ratios": ratios}
-        print(f"{name}: {', '.join(f'{key} {ratio:.2f}' for key, ratio in ratios.items())}", flush=True)
-    return {"examples": results, "rounds": args.rounds}
+    """All pairs, by example and minutes."""
+    if args.rounds < 1 or not min(args.minutes) > 0:
+        raise UserError(f"--rounds {args.rounds}, --minutes {args.minutes}: must be above 0")
+    record: dict[str, Any] = read_json(args.record, {}) if args.record.exists() else {}
+    for name, code in examples(args).items():
+        for minutes in args.minutes:
+            entry = record.setdefault(f"{name}, {minutes:g} min", {"pairs": []})
+            entry.setdefault("epochs", epochs_of(code, minutes))
+            while len(entry["pairs"]) < args.rounds:
+                ways = WAYS if len(entry["pairs"]) % 2 == 0 else reversed(WAYS)
+                entry["pairs"].append({way: run(with_epochs(code, entry["epochs"]), way) for way in ways})
+                entry["summary"] = summary(entry["pairs"])
+                write_json(args.record, record)
+            print(f"{name}, {minutes:g} min, {entry['epochs']} epochs: {entry['summary']}", flush=True)
+    return {"examples": {key: {"epochs": one["epochs"], **one["summary"]} for key, one in record.items()}}
 
 
-SETTINGS = {"rounds": Setting(3, 1, "runs of each program and way")}
+SETTINGS = {
+    "rounds": Setting(1, 1, "pairs of runs of each example and length"),
+    "minutes": Setting([0.8, 6.0], [0.2], "of plain fit", {"type": float, "nargs": "+"}),
+    "record": Setting(Path("pays.json"), Path("pays.json"), "file of finished pairs, gone on from if there is one"),
+    "photos": Setting(None, None, "folder with train and test, each with a folder a class", {"type": Path}),
+    "weights_file": Setting(None, None, "of MobileNetV2 0.35 without top; default: ImageNet's", {"type": Path}),
+    "only": Setting(None, None, "start of the name of one example", {"type": str}),
+}
 
 
 if __name__ == "__main__":

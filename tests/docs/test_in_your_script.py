@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import runpy
@@ -22,6 +23,16 @@ def test_the_page_has_three_programs_with_fit_and_one_with_the_loop() -> None:
     assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
 
 
+@pytest.mark.parametrize("name", IN_FIT)
+def test_a_program_this_short_trains_as_plain_fit_and_says_so(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    exec(compile(benchmark_examples.with_epochs(PROGRAMS[name], 2), name, "exec"), {"__name__": "__main__"})
+    lines = re.findall(r"^ElasticTraining: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert "plain fit" in lines[-1] or "as without" in lines[-1], lines
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.usefixtures("quick_profiles")
 def test_a_program_learns_and_says_how_many_tensors_train(
@@ -29,7 +40,9 @@ def test_a_program_learns_and_says_how_many_tensors_train(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "epochs=6" in PROGRAMS[name]
+    scheme = "elastic_training_upper_part" if name == "Photos" else "elastic_training"
     shorter = PROGRAMS[name].replace("epochs=6", "epochs=4")  # one after the second selection
+    shorter = re.sub(r"ElasticTraining\(rho=[\d.]+", rf"\g<0>, interval=3, scheme='{scheme}'", shorter)
     (tmp_path / "program.py").write_text(shorter, encoding="utf-8")
     runpy.run_path(str(tmp_path / "program.py"), run_name="__main__")
     output = capsys.readouterr().out
@@ -62,14 +75,41 @@ import keras, numpy as np
 from elastic_trainer import ElasticTraining
 
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(1e-5), "mse")
-model.fit(np.ones((64, 64)), np.ones(64), epochs=3, callbacks=[ElasticTraining(rho=1)], verbose=0)
+rate = keras.optimizers.schedules.CosineDecay(1e-5, decay_steps=6 * 2)
+model.compile(keras.optimizers.SGD(rate), "mse")
+stop = keras.callbacks.EarlyStopping(patience=3)
+model.fit(np.ones((64, 64)), np.ones(64), epochs=6, callbacks=[ElasticTraining(rho=1), stop], verbose=0)
 """
 
 
-def test_the_benchmark_times_a_program_in_another_folder_as_it_is_and_with_plain_fit() -> None:
-    runs = {way: benchmark_examples.run(TINY, way) for way in benchmark_examples.WAYS}
-    for epochs, _ in runs.values():
-        assert len(epochs) == 3 and all(seconds >= steps > 0 for seconds, steps, _ in epochs)
-    assert runs["plain"][1] == 0 < runs["elastic"][1], "plain fit measures no timing table"
-    assert benchmark_examples.summary([runs["plain"]])["loss"] == runs["plain"][0][-1][2]
+def test_the_benchmark_times_a_program_of_any_length_in_both_ways() -> None:
+    code = benchmark_examples.with_epochs(TINY, 3)
+    assert "decay_steps=3 * 2" in code and "patience=3" in code and "epochs=3" in code
+    pair = {way: benchmark_examples.run(code, way) for way in benchmark_examples.WAYS}
+    for found in pair.values():
+        assert len(found["epochs"]) == 3 and found["seconds"] >= sum(row["seconds"] for row in found["epochs"]) > 0
+    assert not pair["plain"]["lines"] and pair["elastic"]["lines"]
+    summary = benchmark_examples.summary([pair])
+    assert summary["plain"]["loss"] == pair["plain"]["epochs"][-1]["loss"] == summary["elastic"]["loss"]
+    assert summary["ratio"] == pair["elastic"]["seconds"] / pair["plain"]["seconds"]
+
+
+def test_the_benchmark_goes_on_from_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def made_up(code: str, way: str) -> dict[str, object]:
+        runs.append(way)
+        return {
+            "seconds": 9.0,
+            "lines": [],
+            "epochs": [{"seconds": 5.0, "loss": 2.0}, *[{"seconds": 2.0, "loss": 1.0}] * 2],
+        }
+
+    monkeypatch.setattr(benchmark_examples, "run", made_up)
+    args = argparse.Namespace(rounds=1, minutes=[0.5], record=tmp_path / "pays.json", photos=None, only="Photos")
+    record = benchmark_examples.measure(args)
+    assert runs == ["plain", "plain", "elastic"]
+    assert record["examples"]["Photos, 0.5 min"]["epochs"] == 14, "of 2 s each, after 5 s at the start"
+    args.rounds = 2
+    benchmark_examples.measure(args)
+    assert runs[3:] == ["elastic", "plain"], "the ways alternate"
