@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleets import Process, rows, wait_until
+from fleets import ROOT, Process, rows, wait_until
 
 pytest.importorskip(
     "flwr", reason="Flower is not installed here; ./scripts/run_fleet.sh --tests runs this in .venv-fleet"
@@ -97,10 +97,13 @@ def flower(tmp_path):
 
 
 def test_flwr_runs_logs_and_stops_the_app_with_a_strategy_of_flower(flower):
-    """Flower starts a process for each message, so a board's memory is what its context keeps."""
+    """Of one board Flower starts a process for each message, so its memory is what its context keeps; the other is
+    `fleet.py join`."""
     link = flower()
     link.join("kitchen", 0)
-    link.join("shed", 1)
+    own = ("--superlink", f"127.0.0.1:{link.port}", "--name", "shed", "--logdir", link.folder)
+    shed = Process(ROOT / "fleet.py", "join", *own, "--model_name", f"{link.folder}/network.py:small")
+    link.processes.append(shed)
     number, folder = link.run('rounds=1 round_seconds="2" strategy="FedAvg"')
     link.wait_until_done(number, folder, 400)
     found = rows(folder / "metrics.csv")
@@ -109,7 +112,8 @@ def test_flwr_runs_logs_and_stops_the_app_with_a_strategy_of_flower(flower):
     assert {row["board"] for row in boards} == {"kitchen", "shed"}
     assert all(float(row["train_seconds"]) <= 2.5 and int(row["steps"]) > 1 for row in boards)
     assert "round 1 of 1: accuracy" in link.log(number)
-    number, folder = link.run("rounds=100000")
+    shed.wait_for("the fleet has finished", 60)
+    number, folder = link.run("rounds=100000 boards=1")
     wait_until((folder / "config.json").is_file, 60)
     link.flwr("stop", number, "x")
     wait_until(lambda: "stopped" in link.flwr("list", "x", "--format", "json"), 60)
