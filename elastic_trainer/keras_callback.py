@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
@@ -39,6 +40,7 @@ from elastic_trainer.timing.kept_tables import KeptTables
 from elastic_trainer.timing.run_steps import sharpened
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.trainer import Trainer
+from elastic_trainer.training.step import TrainStep
 
 ONCE = 1e9  # an interval in epochs: select once
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
@@ -290,6 +292,8 @@ class ElasticTraining(keras.callbacks.Callback):
             if self._payoff is not None:  # no reason to end a fit that runs already
                 settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
             self._trainer = Trainer(task, data, self._scheme, settings, table=table, memory=memory)
+        if settings.rho == 1:  # plain fit, bit for bit
+            self._trainer.training.make_step = partial(TrainStep, task, task.model.optimizer, fold=False)
         self._trainer.plan(data.steps_per_epoch, self._first_epoch or 0)
         return self._trainer
 

@@ -42,7 +42,8 @@ class Task:
 
     Args:
         model: the network, with frozen batch norm.
-        inputs, targets, weights: structures of `tf.TensorSpec`; the first axis is that of the batch.
+        inputs, targets, weights: structures of `tf.TensorSpec`. The first axis is that of the batch, None if batches
+            differ in size.
 
     Attributes:
         score: says which model is best.
@@ -62,8 +63,10 @@ class Task:
         self.model, self._specs = model, (inputs, targets, weights)
 
     def signature(self, batch_size: int | None) -> tuple[Structure, Structure, Structure]:
-        """Specs of the inputs, targets and weights of a batch; None: of any size."""
-        return mapped(lambda spec: tf.TensorSpec((batch_size, *spec.shape[1:]), spec.dtype), self._specs)
+        """Specs of the inputs, targets and weights of a batch; None: of the size of all batches, or of any size."""
+        return mapped(
+            lambda spec: tf.TensorSpec((batch_size or spec.shape[0], *spec.shape[1:]), spec.dtype), self._specs
+        )
 
     def with_model(self, model: keras.Model) -> Task:
         """The same for another network."""

@@ -30,10 +30,10 @@ def mapped(function: Callable[[Any], Any], structure: Structure) -> Structure:
 
 
 def specs_of(structure: Structure) -> Structure:
-    """The `tf.TensorSpec`s of arrays or tensors."""
+    """The `tf.TensorSpec`s of batches of any size, of arrays or tensors [n, …]."""
     import tensorflow as tf
 
-    return mapped(lambda part: tf.TensorSpec(part.shape, part.dtype), structure)
+    return mapped(lambda part: tf.TensorSpec((None, *part.shape[1:]), part.dtype), structure)
 
 
 def block_rows(inputs: Structure) -> int:

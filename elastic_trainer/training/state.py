@@ -163,7 +163,7 @@ class TrainState:
             rows = part_rows(batch_size, micro_batch)
             if (batch_size, rows) == (self.parts * count, count):
                 return (self.predicted_mb or 0.0) - (self.memory.start_mb or 0.0)
-            return training_mb(self.make_step(rows, self._mask, batch_size // rows))[0]
+            return training_mb(self.make_step(rows, self._mask, parts=batch_size // rows))[0]
 
         return self.memory.refuse("training", needed_mb, self.parts * count, count, self.can_split)
 

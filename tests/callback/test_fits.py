@@ -1,7 +1,6 @@
 """ElasticTraining in model.fit: it trains exactly what is selected, as Keras trains it, with everything fit offers."""
 
 import math
-from functools import partial
 from typing import Any
 
 import keras
@@ -11,8 +10,6 @@ import tensorflow as tf
 from conftest import SIZE, make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.training.step import TrainStep
 
@@ -242,11 +239,9 @@ def test_with_all_tensors_selected_it_trains_and_reports_as_plain_fit(kind):
         history = model.fit(**source, **more, epochs=3, verbose=0, shuffle=False, callbacks=callbacks).history
         results.append((history, [variable.numpy() for variable in model.trainable_variables]))
     (plain, plain_weights), (elastic, weights) = results
-    assert set(plain) == set(elastic)
-    for name, values in plain.items():
-        np.testing.assert_allclose(elastic[name], values, rtol=2e-3, atol=1e-5, err_msg=name)
+    np.testing.assert_equal(elastic, plain)
     for expected, value in zip(plain_weights, weights, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-3, atol=1e-4)
+        np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
@@ -321,102 +316,6 @@ def test_measuring_changes_neither_the_network_nor_its_optimizer(tmp_path):
         np.testing.assert_array_equal(variable.numpy(), old)
 
 
-def unfrozen():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(name="bn")])
-    model.compile("sgd", "mse")
-    return model
-
-
-class OwnStep(keras.Model):
-    """A model without `call`, as most GANs are."""
-
-    def train_step(self, data):
-        return {}
-
-
-def own_step():
-    model = OwnStep()
-    model.compile("sgd", "mse")
-    return model
-
-
-def two_layers(optimizer="sgd", **settings):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(3)])
-    model.compile(optimizer, "mse", **settings)
-    return model
-
-
-def several_optimizers():
-    return two_layers(
-        keras.optimizers.MultiOptimizer({"sequential": keras.optimizers.SGD(), "*": keras.optimizers.Adam()})
-    )
-
-
-def overwriting():
-    return two_layers(keras.optimizers.SGD(use_ema=True, ema_overwrite_frequency=2))
-
-
-X, Y = np.ones((8, 4), np.float32), np.ones((8, 3), np.float32)
-SPARSE = tf.data.Dataset.from_tensors((X, Y)).map(lambda x, y: (tf.sparse.from_dense(x), y))
-RAGGED = tf.data.Dataset.from_tensors((tf.RaggedTensor.from_tensor(X[:, None]), Y))
-
-
-@pytest.mark.parametrize(
-    ("make", "data", "message"),
-    [
-        (unfrozen, (X, Y), r"bn would change .*freeze_batch_norm\(model\)"),
-        (own_step, (X, Y), "its own train_step"),
-        (partial(two_layers, run_eagerly=True), (X, Y), "^run_eagerly"),
-        (several_optimizers, (X, Y), "^several optimizers"),
-        (overwriting, (X, Y), "^ema_overwrite_frequency .*use_ema"),
-        (two_layers, (SPARSE,), "dense tensors .*tf.sparse.to_dense"),
-        (two_layers, (RAGGED,), "dense tensors .*to_tensor"),
-    ],
-)
-def test_what_it_cannot_train_is_refused_in_one_line(make, data, message):
-    if make is several_optimizers and not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("this Keras has none")
-    with pytest.raises(UserError, match=message) as error:
-        make().fit(*data, verbose=0, callbacks=[ElasticTraining(verbose=0)])
-    assert "\n" not in str(error.value)
-
-
-def test_a_rho_below_what_the_head_takes_names_the_smallest():
-    model = compiled()
-    with pytest.raises(UserError, match=r"^rho 0\.01: training the head alone takes .* give at least 0\."):
-        model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[callback(model, rho=0.01)])
-
-
-class OneLayer(keras.Model):
-    def __init__(self, trainable):
-        super().__init__()
-        self.only = keras.layers.Dense(3, trainable=trainable)
-
-    def call(self, inputs):
-        return self.only(inputs)
-
-
-@pytest.mark.parametrize(
-    ("is_trainable", "message"), [(True, "every tensor belongs to the head"), (False, "no tensor is trainable")]
-)
-def test_where_there_is_nothing_to_select_it_trains_as_plain_fit(is_trainable, message, capsys):
-    def trained(callbacks):
-        keras.utils.set_random_seed(0)
-        model = OneLayer(is_trainable)
-        model.compile("sgd", "mse")
-        return model.fit(X, Y, verbose=0, epochs=3, callbacks=callbacks).history["loss"]
-
-    assert trained([ElasticTraining(scheme="elastic_training")]) == trained([])
-    assert capsys.readouterr().out.count(message) == 1
-
-
-@pytest.mark.parametrize("settings", [{"rho": 0}, {"rho": 1.5}, {"interval": 0}, {"scheme": "full_training"}])
-def test_arguments_out_of_range_are_refused_at_once(settings):
-    [name] = settings
-    with pytest.raises(UserError, match=f"^{name} "):
-        ElasticTraining(**settings)
-
-
 def test_frozen_batch_norm_keeps_its_statistics():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization()])
@@ -434,7 +333,7 @@ def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
     outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x)))
     model = freeze_batch_norm(keras.Model(inputs, outputs))
     model.compile("sgd", LOGITS_LOSS)
-    elastic = callback(model, rho=1.0)
+    elastic = callback(model, rho=0.9)
     model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
     training = elastic._trainer.training
     measured = TrainStep(training.task, model.optimizer, 8, elastic.history.selection.mask)
@@ -442,24 +341,3 @@ def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
     for kind in ("MatMul", "Conv2D"):  # a small pointwise convolution is a product of matrices
         assert kinds[0].count(kind) == kinds[1].count(kind)
     assert "Conv2D" not in kinds[0]
-
-
-def test_limits_of_memory_that_are_none_are_refused_in_one_line():
-    wrong: list[Any] = ["900", "lots", "-3M", "0%", 0, -1.0, float("nan"), True, [900]]
-    for memory in wrong:
-        with pytest.raises(UserError, match=r"^memory .* must be a size, such as 900M, 1\.5G or 80%") as error:
-            ElasticTraining(memory=memory)
-        assert "\n" not in str(error.value)
-    share = ElasticTraining(memory="50%")._settings.memory or 0.0
-    assert share == pytest.approx(0.5 * (available_memory_mb() or 0.0), rel=0.2)
-
-
-def test_a_limit_needs_examples_of_one_shape():
-    inputs = keras.Input((None, 4))
-    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Conv1D(5, 3, padding="same")(inputs)))
-    model.compile("sgd", "mse")
-    parts = [np.ones((8, length, 4), np.float32) for length in (6, 4)]
-    spec = tf.TensorSpec((None, None, 4))
-    data = tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec))
-    with pytest.raises(UserError, match="memory: needs examples of one shape"):
-        model.fit(data, verbose=0, callbacks=[ElasticTraining(memory="80%", verbose=0)])
