@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A fleet on this machine, in about four minutes on two cores after the installation: a server and three boards, of which
-# one pretends to be 5 and one 15 times slower, with handwritten digits that are split unevenly by class. It ends with
-# two tables and a figure. New runs replace earlier ones.
+# A fleet on this machine, in at most four minutes on two quiet cores after the installation: a server and three boards, of
+# which one pretends to be 5 and one 15 times slower. Each board lacks some of the handwritten digits, and the slowest
+# alone has the rare ones. Then the same boards in a simulation, by other rules. It ends with three tables and a figure.
+# New runs replace earlier ones.
 #
 #   ./scripts/run_fleet.sh            six rounds
 #   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead
@@ -17,7 +18,7 @@ fi
 
 logdir=logs/fleet
 port=$("$python" -c "from elastic_trainer.extensions.fleet.processes import free_port; print(free_port())")
-rm -rf $logdir/board-*
+rm -rf $logdir/board-* $logdir/photos
 "$python" scripts/tools/digits_on_boards.py $logdir/photos
 boards=()
 trap 'kill "${boards[@]}" 2>/dev/null || true' EXIT
@@ -33,11 +34,13 @@ join() {  # number, slowdown
 ) &
 table=$!
 join 1 1
-"$python" fleet.py serve --boards 3 --rounds 6 --round_seconds 3 --port "$port" --logdir $logdir --run_name server --overwrite &
+"$python" fleet.py serve --boards 3 --rounds 6 --port "$port" --logdir $logdir --run_name server --overwrite &
 server=$!
 boards+=("$server" "$table")
 wait -n "$table" "$server"
 join 2 5
 join 3 15
 wait "$server"
-"$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet
+"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 6 --seeds 1 --logdir $logdir \
+  >$logdir/rules.json 2>$logdir/rules.log || { tail -5 $logdir/rules.log >&2; exit 1; }
+"$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet --rules $logdir/rules.json

@@ -15,7 +15,7 @@ same_rho    all boards train what the slowest can
 ours        what `fleet.py` does
 ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
 
-docs/log/fleet.md has FedEL's rule, too; commit aeb1061 has its code.
+Accuracy is that of the best model so far. docs/log/fleet.md has FedEL's rule, too; commit aeb1061 has its code.
 
     python scripts/benchmarks/benchmark_fleet.py --data_set grocery --data_root ../shared/data --weights FILE \
         --logdir logs
@@ -28,6 +28,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -54,7 +55,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
-from elastic_trainer.extensions.fleet.messages import About
+from elastic_trainer.extensions.fleet.messages import About, Result
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup
@@ -79,9 +80,12 @@ class OnePassBoard(SimulatedBoard):
 
 
 class FedAvgServer(FleetServer):
-    """Averages changes as they are."""
+    """Averages changes as they are, and goes on from each model."""
 
     normalised = False
+
+    def is_worse(self, tests: Mapping[str, Result]) -> bool:
+        return False
 
 
 class Rule(NamedTuple):
@@ -190,7 +194,7 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
         "rule": name,
         "seed": seed,
         "round_seconds": seconds,
-        "accuracy": [row["test_accuracy"] for row in records.rounds],
+        "accuracy": np.maximum.accumulate([row["test_accuracy"] for row in records.rounds]).tolist(),
         "slow_classes_percent": 100 * float(of_slow.mean()) if own else None,
         "coverage": records.coverage(),
         "megabytes_a_round": float(np.mean([row["bytes_down"] + row["bytes_up"] for row in records.rounds[1:]])) / 1e6,

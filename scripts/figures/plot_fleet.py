@@ -3,11 +3,13 @@
 
     python scripts/figures/plot_fleet.py logs/fleet/server --output figures/fleet
 
-It writes a PDF and a PNG, and prints the same as two tables. Everything is read from the run's folder.
+It writes a PDF and a PNG, and prints the same as two tables. Everything is read from the run's folder. `--rules FILE`
+adds a table of other rules, by a record of `benchmark_fleet.py`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -21,7 +23,7 @@ from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.extensions.fleet.records import BOARDS
 from elastic_trainer.files import reading, save_figure
-from elastic_trainer.options import stem_to_write
+from elastic_trainer.options import existing_file, stem_to_write
 from elastic_trainer.runs.reader import METRICS, read_rows
 
 Rows = Sequence[Mapping[str, str]]
@@ -53,6 +55,13 @@ PANELS = (  # of each board over the rounds: column, factor, label
     ("train_seconds", 1.0, "training (s); grey: deadline"),
     ("bytes_up", 1e-6, "sent by the board (MB)"),
 )
+RULES = {
+    "alone_1": "the fast board alone",
+    "alone_2": "the second board alone",
+    "alone_3": "the slowest board alone",
+    "waits": "FedAvg, which waits for all",
+    "drops": "FedAvg without the slowest",
+}
 LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "v"), ("#e69f00", "D"), ("#56b4e9", "P"))
 
 
@@ -63,6 +72,19 @@ def table(rows: Rows, columns: Mapping[str, tuple[Any, ...]]) -> list[str]:
         return f"{factor * float(text):.{digits}f}" if text and digits is not None else text
 
     return text_table([[*columns], *([cell(row[name], *of) for name, *of in columns.values()] for row in rows)])
+
+
+def rules_table(record: Mapping[str, Any]) -> list[str]:
+    """What a fleet reaches by each rule, in simulated time; a board alone takes part with that alone."""
+    rules = record["rules"]
+    rows = [["simulated, without messages", "best accuracy %", "rare classes %", "rounds", "in all s"]]
+    first = next(run["accuracy"][0] for run in record["runs"] if run["rule"] == "ours")
+    rows.append(["ours, after round 0", f"{100 * first:.1f}", "", "0", "0.0"])
+    for name, found in rules.items():
+        rounds = next(len(run["accuracy"]) - 1 for run in record["runs"] if run["rule"] == name)
+        cells = f"{found['accuracy_percent']:.1f}", f"{found['slow_classes_percent']:.1f}", str(rounds)
+        rows.append([RULES.get(name, name), *cells, f"{rounds * found['round_seconds']:.1f}"])
+    return text_table(rows)
 
 
 def points(rows: Rows, x: str, y: str, factor: float = 1.0) -> tuple[list[float], list[float]]:
@@ -95,6 +117,7 @@ def main() -> None:
     parser = OneLineParser(prog="plot_fleet.py", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="the run's folder of a fleet")
     parser.add_argument("--output", type=stem_to_write, required=True, metavar="STEM", help="path without .pdf or .png")
+    parser.add_argument("--rules", type=existing_file, metavar="FILE", help="a record of benchmark_fleet.py")
     args = parser.parse_args()
     if not (args.folder / BOARDS).is_file():
         raise UserError(f"{args.folder}: has no {BOARDS}; give the run's folder of a fleet that has done a round")
@@ -102,6 +125,9 @@ def main() -> None:
         rounds, boards = (read_rows(args.folder / name) for name in (METRICS, BOARDS))
     of_boards = sorted(boards, key=lambda row: (row["board"], int(row["round"])))
     print("\n".join([*table(rounds, ROUND_COLUMNS), "", *table(of_boards, BOARD_COLUMNS)]))
+    if args.rules is not None:
+        with reading(args.rules):
+            print("\n".join(["", *rules_table(json.loads(args.rules.read_text(encoding="utf-8")))]))
     draw(rounds, boards, args.output)
     print(f"figure: {args.output}.png")
 

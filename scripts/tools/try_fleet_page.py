@@ -160,7 +160,7 @@ def main() -> None:
         raise UserError(f"try_fleet_page.py: {', '.join(missing)}: not installed here")
     if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
-        os.execvp("unshare", ["unshare", "-rn", sys.executable, *sys.argv])
+        os.execvp("unshare", ["unshare", "-rnpf", "--mount-proc", "--kill-child", sys.executable, *sys.argv])
     for name in ("server", *BOARDS):
         shutil.rmtree(args.output / name, ignore_errors=True)
     try_page(args.output.absolute(), args.rounds)

@@ -305,7 +305,7 @@ class FleetServer:
         sizes = {"bytes_down": sum(one.sent.size for one in answers), "bytes_up": sum(one.size for one in answers)}
         row = self.records.add_round({**done, **values, "boards": boards, "late": late, **sizes})
         if (test := mean_result([*tests.values()])) is not None:
-            is_kept = not is_worse(tests, self._tests)
+            is_kept = not self.is_worse(tests)
             self.records.add_test(row, test, self._model, is_kept)
             self._say(round_line(row, self._settings.rounds))
             if is_kept:
@@ -328,19 +328,18 @@ class FleetServer:
         found = self._parsed(answers, tested, "the test of board {} is dropped: {}")
         return {answer.about.name: result for answer, result in found}
 
+    def is_worse(self, tests: Mapping[str, Result]) -> bool:
+        """Whether a model is less accurate than the best, on the photos of the boards that have tested both."""
+        both = tests.keys() & self._tests.keys()
+        now, best = (mean_result([found[name] for name in both]) for found in (tests, self._tests))
+        return now is not None and best is not None and now["accuracy"] < best["accuracy"]
+
     def _go_back(self) -> None:
         """Take the best model, if one was tested."""
         best = self.records.folder / BEST_MODEL
         if self._tests and best.is_file():
             self._model.load_weights(best)
             self._read_weights()
-
-
-def is_worse(tests: Mapping[str, Result], best: Mapping[str, Result]) -> bool:
-    """Whether a model is less accurate than the best, on the photos of the boards that have tested both."""
-    both = tests.keys() & best.keys()
-    now, before = (mean_result([found[name] for name in both]) for found in (tests, best))
-    return now is not None and before is not None and now["accuracy"] < before["accuracy"]
 
 
 def round_line(row: dict[str, Any], rounds: int) -> str:

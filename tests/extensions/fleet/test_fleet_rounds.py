@@ -15,7 +15,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
 from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
-from elastic_trainer.extensions.fleet.server import is_worse, rate_of_round, usual_round_seconds
+from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import MemoryCosts
@@ -203,10 +203,11 @@ def test_a_round_that_made_the_model_worse_is_dropped_and_the_rate_halved_after_
     assert sum("worse; going on from the best at half the rate" in line for line in said) == 3
 
 
-def test_models_are_compared_on_boards_that_tested_both():
-    best = {"a": Result(1.0, 0.9, 10), "b": Result(1.0, 0.5, 10)}
-    assert is_worse({"a": Result(1.0, 0.8, 10), "c": Result(0.0, 1.0, 100)}, best)
-    assert not is_worse({"b": Result(1.0, 0.5, 10)}, best) and not is_worse({"c": Result(9.0, 0.0, 10)}, best)
+def test_models_are_compared_on_boards_that_tested_both(tmp_path):
+    server = make_server(tmp_path, local([]), [])
+    server._tests = {"a": Result(1.0, 0.9, 10), "b": Result(1.0, 0.5, 10)}
+    assert server.is_worse({"a": Result(1.0, 0.8, 10), "c": Result(0.0, 1.0, 100)})
+    assert not server.is_worse({"b": Result(1.0, 0.5, 10)}) and not server.is_worse({"c": Result(9.0, 0.0, 10)})
 
 
 def test_no_board_is_asked_for_a_test_where_nobody_has_photos_for_it(tmp_path):
