@@ -12,6 +12,7 @@ alone_1…3   one board of the digits
 waits       FedAvg: each board passes over its photos once, and the round lasts as long as the slowest takes
 drops       FedAvg without the slow boards; their photos are lost
 same_rho    all boards train what the slowest can
+window      slow boards train the head and a window that moves towards the input, as in FedEL
 ours        what `fleet.py` does
 ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
 
@@ -58,12 +59,14 @@ from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fl
 from elastic_trainer.extensions.fleet.messages import About, Result
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
-from elastic_trainer.extensions.fleet.rounds import BoardSetup
+from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundScheme
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
+from elastic_trainer.selection.select import Plan, plan_of
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.state import TrainState
 
 DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
@@ -77,6 +80,34 @@ class OnePassBoard(SimulatedBoard):
 
     def train_steps(self, rate: float, max_steps: int = EPOCHS) -> int:
         return super().train_steps(rate, min(max_steps, self.trainer.data.steps_per_epoch))
+
+
+class WindowScheme(RoundScheme):
+    """The head, and a window of tensors that moves towards the input in each round, as in FedEL (arXiv 2509.16902).
+
+    FedEL ends the network behind the window by an early exit. Here the error goes from the output to the window: the
+    deeper that is, the fewer steps fit.
+    """
+
+    _start = 0
+
+    def choose(self, rho: float, state: TrainState) -> Plan:
+        table, mask, budget_ms = self.table, self.head.copy(), rho * self.table.full_step_ms
+        if rho >= 1:
+            return plan_of(table, np.ones_like(mask), None, budget_ms, 1.0)
+        own_ms, first = table.wall_t_dw_ms + table.wall_t_dy_ms(), table.depth(self.head)
+        start = max(self._start, first)
+        count = np.searchsorted(np.cumsum(own_ms[start:]), budget_ms - table.predict_ms(self.head))
+        end = start + max(int(count), 1)
+        mask[table.positions[start:end]] = True
+        self._start = end if end < len(own_ms) else first
+        return plan_of(table, mask, None, budget_ms, 1.0)
+
+
+class WindowBoard(SimulatedBoard):
+    """Trains a window where it has not the time for all tensors."""
+
+    scheme = WindowScheme
 
 
 class FedAvgServer(FleetServer):
@@ -114,13 +145,16 @@ RULES = {
     "ours": Rule(),
     "drops": Rule(server=FedAvgServer, boards=slice(SLOW)),
     "same_rho": Rule(is_alike=True),
+    "window": Rule(WindowBoard),
     "ours_short": Rule(passes=1.0),
 }
 OF_DIGITS = ("alone_1", "alone_2", "alone_3", "waits", "drops", "ours")
 
 
-def rules_of(data_set: str) -> list[str]:
-    """The rules that are compared on a data set."""
+def rules_of(data_set: str, wanted: str) -> list[str]:
+    """The rules that are compared on a data set, or those `wanted`, A,B,…"""
+    if wanted:
+        return wanted.split(",")
     return [name for name in RULES if (name in OF_DIGITS if data_set == DIGITS else "alone" not in name)]
 
 
@@ -147,7 +181,8 @@ def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
     if args.data_set != DIGITS:
         photos = split_folder(args.data_root, args.data_set, "test", args.logdir / "data_sets")
         words += ["--dataset_name", "image_folder", "--data_dir", photos, "--weights", args.weights]
-        words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size", INPUT_SIZES[args.data_set]]
+        words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size"]
+        words += [args.input_size or INPUT_SIZES[args.data_set]]
         words += ["--batch_size", args.batch_size]
     command = parse_fleet([str(word) for word in words])
     assert isinstance(command, ServeCommand)
@@ -262,13 +297,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model = models.build(training.network)
     table = resolve(training, model, lambda *_: photos).table
     assert table is not None, "the scheme is elastic"
-    wanted = [(name, seed) for seed, name in product(range(args.seeds), rules_of(args.data_set))]
+    wanted = [(name, seed) for seed, name in product(range(args.seeds), rules_of(args.data_set, args.rules))]
     with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
         runs = [*pool.imap_unordered(partial(carry_out, args, table), wanted)]
     rules = summed_up(runs)
     return {
         **{name: getattr(args, name) for name in ("data_set", "fleet_rounds", "seeds")},
-        **{"alpha": training.network.alpha, "batch_size": photos.batch_size},
+        **{"alpha": training.network.alpha, "batch_size": photos.batch_size, "input_size": training.network.input_size},
         "weights": Path(training.network.weights).name,
         "slower": SLOWER[args.data_set],
         "full_step_ms": table.full_step_ms,
@@ -288,6 +323,8 @@ SETTINGS = {
     "batch_size": Setting(16, 16, "photos of a step"),
     "fleet_rounds": Setting(8, 2, "of training, after the closed-form head"),
     "seeds": Setting(3, 1, "runs of each rule"),
+    "rules": Setting("", "", "of these rules alone, A,B,…"),
+    "input_size": Setting(0, 0, "pixels; 0: the data set's"),
     "jobs": Setting(2, 2, "runs side by side"),
 }
 

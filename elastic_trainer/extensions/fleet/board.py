@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.messages import About, Parcel, sums_arrays
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PROBE_STEPS = 6  # before the first round
 HELD = "held_features", "held_labels"
+ABSENT = -1e4  # added to the logits of a class
 EPOCHS = 1_000_000  # of a board's training, which ends with the fleet
 NO_CLOSED_FORM = "the network does not end in a dense layer that returns the logits, so its head has no closed form"
 
@@ -44,6 +46,26 @@ def trained_names(model: keras.Model) -> list[str]:
     return [f"model/{places[id(variable)]}" for variable in model.trainable_variables]
 
 
+class OwnClasses(ImageClassification):
+    """A board's loss: classes of which it has no photos are left out of it (FedRS, Li and Zhan, KDD 2021).
+
+    Else each board that lacks a class would teach the fleet that there is none.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model)
+        self._added = tf.Variable(tf.zeros(model.output_shape[-1]), trainable=False)  # to logits in training
+
+    def follow(self, labels: np.ndarray) -> None:
+        """Leave out of the loss the classes that are not among the `labels`, int [photos]."""
+        counts = np.bincount(labels, minlength=self._added.shape[0])
+        self._added.assign(np.where(counts > 0, 0.0, ABSENT).astype(np.float32))
+
+    def loss(self, inputs: Any, targets: Any, weights: Any, outputs: Any, training: bool) -> tf.Tensor:
+        logits = tf.cast(outputs, tf.float32)
+        return super().loss(inputs, targets, weights, logits + self._added if training else logits, training)
+
+
 class Board:
     """One board. `handle` answers the messages of a server (`messages`).
 
@@ -53,6 +75,8 @@ class Board:
         clock: of its rounds.
         say: prints a line.
     """
+
+    scheme: type[RoundScheme] = RoundScheme  # how it selects
 
     def __init__(
         self,
@@ -142,7 +166,7 @@ class Board:
         return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
 
     def _start(self, setup: BoardSetup) -> None:
-        self._scheme = RoundScheme(setup, self.clock)
+        self._scheme = self.scheme(setup, self.clock)
         self.trainer = round_trainer(setup, self._scheme, self.clock)
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -213,6 +237,9 @@ class Board:
         """Train at this rate until the clock ends the round, at most `max_steps`; returns how many steps there were."""
         trainer, first = self.trainer, self.trainer.history.step
         trainer.training.optimizer.learning_rate = rate
+        task = trainer.training.task
+        assert isinstance(task, OwnClasses), "it is that of `round_trainer`"
+        task.follow(self._scheme.setup.data.training_labels)  # simulated boards share it
         self._scheme.start_round(first)
         with contextlib.suppress(RoundOver):
             trainer.run(first + max_steps)
@@ -238,5 +265,5 @@ def round_trainer(setup: BoardSetup, scheme: RoundScheme, clock: RoundClock) -> 
     )
     usual = optimizer_of(settings, 1, setup.model)
     optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
-    task = ImageClassification(setup.model)
+    task = OwnClasses(setup.model)
     return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, memory=setup.memory)

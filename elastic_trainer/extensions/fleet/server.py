@@ -50,6 +50,7 @@ Parsed = TypeVar("Parsed")
 PASSES, HEAD_PASSES = 1.3, 1 / 3
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
+BACK_OFF = 2.0  # by which the rate is divided after a round that made the model worse
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
 
 
@@ -240,7 +241,10 @@ class FleetServer:
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
         setbacks = sum(row["kept"] == 0 for row in self.records.rounds)
-        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate / 2**setbacks)
+        seconds, rate = (
+            self.round_seconds(),
+            rate_of_round(number, self._settings.rounds, self._rate / BACK_OFF**setbacks),
+        )
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)

@@ -76,6 +76,13 @@ def test_a_round_ends_at_its_deadline_and_the_next_one_has_the_same_step_and_no_
     assert training.step_graph is graph
 
 
+def test_a_board_says_nothing_of_classes_that_it_lacks():
+    board = Board(NAMES[0], lambda *_: make_setup(data(0, classes=(0, 2))), SimulatedClock(), say=lambda line: None)
+    _, _, weights = hello(board)
+    kernel, bias = [*board.handle(train(weights, 0.3)).arrays.values()][-2:]
+    assert not bias[1].any() and not kernel[:, 1].any() and bias[0] and bias[2]
+
+
 def test_a_round_is_over_where_another_step_would_end_after_its_deadline(monkeypatch):
     now, clock = [5.0], RoundClock()
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
