@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -42,18 +42,13 @@ if TYPE_CHECKING:
     from elastic_trainer.training.state import TrainState
 
 Handle = Callable[[Parcel], Parcel]
+Setup = Callable[[JoinCommand, Sequence[str], Sequence[str]], "BoardSetup"]  # by the server's words and class names
 Connect = Callable[[ServeCommand, Path, Callable[[], object]], AbstractContextManager[tuple[Link, Clock]]]
 POLL_SECONDS = 0.1
 MAX_TRIES = 4  # of a call; each waits for 30 s if the process is there and does not answer
 START_SECONDS = 90.0  # in which Flower starts a board's process, and that has its photos and a compiled network
 ENDLESS = 1e6  # seconds: simulated boards answer one after the other
 BOARD, PARCEL = "board", "parcel"
-
-
-class Setup(Protocol):
-    """What a board trains, by its command line and the server's words and class names."""
-
-    def __call__(self, command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup: ...
 
 
 def _record(parcel: Parcel) -> ArrayRecord:
