@@ -276,7 +276,7 @@ def summed_up(runs: list[dict[str, Any]]) -> dict[str, Any]:
         }
         deviation = float(np.std(last, ddof=1)) if len(last) > 1 else None
         found[name] = {"accuracy_percent": float(np.mean(last)), "accuracy_deviation": deviation, **means}
-        reached = [np.flatnonzero(np.array(run["accuracy"]) >= SHARE * central[run["seed"]]) for run in own]
+        reached = [np.flatnonzero(np.array(run["accuracy"]) >= SHARE * central.get(run["seed"], np.inf)) for run in own]
         rounds = [int(each[0]) for each in reached if len(each)]
         is_known = len(rounds) == len(own)
         found[name]["to_95%"] = {

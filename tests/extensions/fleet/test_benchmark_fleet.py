@@ -27,6 +27,7 @@ def test_times_count_until_a_share_of_central_trainings_last_accuracy():
     assert [*found] == [name for name in RULES if name in ("central", "ours", "drops")]
     assert found["ours"]["to_95%"] == {"seeds": "1 of 1", "round": 2.0, "seconds": 20.0}
     assert found["drops"]["to_95%"]["seconds"] is None
+    assert summed_up([run("ours", [0.5, 0.6])])["ours"]["to_95%"]["seeds"] == "0 of 1"
 
 
 def test_the_slowest_board_of_the_digits_has_rare_ones_alone_and_each_lacks_some():
