@@ -106,10 +106,10 @@ def test_the_benchmark_goes_on_from_its_record(tmp_path: Path, monkeypatch: pyte
         }
 
     monkeypatch.setattr(benchmark_examples, "run", made_up)
-    args = argparse.Namespace(rounds=1, minutes=[0.5], record=tmp_path / "pays.json", photos=None, only="Photos")
+    args = argparse.Namespace(rounds=1, minutes=[0.55], record=tmp_path / "pays.json", photos=None, only="Photos")
     record = benchmark_examples.measure(args)
     assert runs == ["plain", "plain", "elastic"]
-    assert record["examples"]["Photos, 0.5 min"]["epochs"] == 14, "of 2 s each, after 5 s at the start"
+    assert record["examples"]["Photos, 0.55 min"]["epochs"] == 15, "of 2 s each, after 5 s at the start"
     args.rounds = 2
     benchmark_examples.measure(args)
     assert runs[3:] == ["elastic", "plain"], "the ways alternate"
