@@ -171,7 +171,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for name, code in examples(args).items():
         for minutes in args.minutes:
             entry = record.setdefault(f"{name}, {minutes:g} min", {"pairs": []})
-            entry.setdefault("epochs", epochs_of(code, minutes))
+            if "epochs" not in entry:
+                entry["epochs"] = epochs_of(code, minutes)
             while len(entry["pairs"]) < args.rounds:
                 ways = WAYS if len(entry["pairs"]) % 2 == 0 else reversed(WAYS)
                 entry["pairs"].append({way: run(with_epochs(code, entry["epochs"]), way) for way in ways})

@@ -81,11 +81,11 @@ def test_selections_take_a_tenth_of_what_steps_save():
 
 def test_a_table_is_corrected_by_one_measured_selection_and_keeps_the_full_step():
     model = make_small_model()
-    table, mask = make_table(model), np.arange(11) >= 6
+    table, mask = make_table(model, t_fw_ms=1.0), np.arange(11) >= 6
     corrected = sharpened(table, mask, 18.0)
-    assert table.predict_ms(mask) == 12.0 and corrected.predict_ms(mask) == pytest.approx(18.0)
-    assert corrected.predict_ms(np.ones(11, bool)) == pytest.approx(24.0)
-    assert sharpened(table, mask, 25.0) is table, "no step takes longer than a full one"
+    assert table.predict_ms(mask) == 23.0 and corrected.predict_ms(mask) == pytest.approx(18.0)
+    assert corrected.predict_ms(np.ones(11, bool)) == pytest.approx(35.0)
+    assert sharpened(table, mask, 36.0) is table, "no step takes longer than a full one"
 
 
 @pytest.fixture
