@@ -234,9 +234,15 @@ class FleetServer:
         return max(usual_round_seconds(self._roster.ready.values()), self.message_seconds())
 
     def message_seconds(self) -> float:
-        """What the answers of the latest round took besides training, the median of its boards; 0 before."""
-        rows = [row for row in self.records.boards if row["round"] == len(self.records.rounds) - 1]
-        return statistics.median([row["answer_seconds"] - (row["train_seconds"] or 0.0) for row in rows] or [0.0])
+        """What the answers of the latest round took besides training, the median of its boards; 0 before.
+
+        It is at least the grace for a board that was too late.
+        """
+        number, rounds = len(self.records.rounds) - 1, self.records.rounds
+        late = [self._settings.grace] * (rounds[-1]["late"] if rounds else 0)
+        rows = [row for row in self.records.boards if row["round"] == number]
+        taken = [row["answer_seconds"] - (row["train_seconds"] or 0.0) for row in rows]
+        return statistics.median([*taken, *late] or [0.0])
 
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)

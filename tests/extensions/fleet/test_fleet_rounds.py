@@ -217,6 +217,17 @@ def test_models_are_compared_on_boards_that_tested_both(tmp_path):
     assert not server.is_worse({"b": Result(1.0, 0.5, 10)}) and not server.is_worse({"c": Result(9.0, 0.0, 10)})
 
 
+def test_messages_take_the_median_of_the_latest_round_and_those_that_were_late_count(tmp_path):
+    server = make_server(tmp_path, local([]), [], grace=20.0)
+    assert server.message_seconds() == 0
+    server.records.rounds = [{"late": 0}, {"late": 0}]
+    answers = [{"round": 1, "answer_seconds": 9.0 + k, "train_seconds": 5.0} for k in range(3)]
+    server.records.boards = [{"round": 0, "answer_seconds": 99.0, "train_seconds": 1.0}, *answers]
+    assert server.message_seconds() == 5.0
+    server.records.rounds[-1]["late"] = 4
+    assert server.message_seconds() == 20.0
+
+
 def test_no_board_is_asked_for_a_test_where_nobody_has_photos_for_it(tmp_path):
     asked, board = list[str](), Board(NAMES[0], lambda *_: make_setup(untested), RoundClock(), say=lambda line: None)
     untested = ImageData("small", CLASS_NAMES, photos(24), photos(0), BATCH)
