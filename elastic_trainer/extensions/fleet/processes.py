@@ -210,34 +210,31 @@ def superlink(
     with contextlib.ExitStack() as stack:
         secret, environment = stack.enter_context(_home())
         process = stack.enter_context(_process([*words, *TASKS, str(secret)], log, environment))
-        _wait_until(lambda: _listens("127.0.0.1", port), process, log, check)
+        _wait_for(port, process, log, check)
         runtime = Runtime(f"127.0.0.1:{port}", secret.read_bytes(), process, files.get("--ssl-ca-certfile"))
         start_app(runtime, APP, _public_keys(settings))
         token = next(runtime.tokens(TaskType.SERVER_APP, check), None)
         if token is None:
-            raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
+            raise _no_start(log)
         link = stack.enter_context(server_link(runtime, token))
         upstream = f"http{'s' if files else ''}://{runtime.address}"
         stack.enter_context(gate(settings.host, settings.port, files, upstream, say))
         yield link
 
 
-def _listens(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
-        return True
-    return False
-
-
-def _wait_until(
-    is_done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, check: Callable[[], object]
-) -> None:
-    """Wait until `is_done()`. Raises `UserError` if the process ends before, or it takes too long."""
+def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path, check: Callable[[], object]) -> None:
+    """Wait until the process listens. Raises `UserError` if it ends before, or takes too long."""
     end = time.monotonic() + START_SECONDS
-    while not is_done():
+    while process.poll() is None and time.monotonic() < end:
         check()
-        if process.poll() is not None or time.monotonic() > end:
-            raise UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
         time.sleep(0.1)
+    raise _no_start(log)
+
+
+def _no_start(log: Path) -> UserError:
+    return UserError(f"Flower does not start ({_last_error(log)}); all its messages are in {log}")
 
 
 def check_board(settings: BoardSettings) -> None:

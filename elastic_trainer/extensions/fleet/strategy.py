@@ -62,21 +62,22 @@ class ElasticStrategy(FedAvg):
                 log(WARNING, "aggregate_train: the reply of node %s is left out: %s", node, first_line(error))
         if not updates:
             return None, None
-        after = aggregate(self._weights, updates, self.normalised)
-        return _record(after), self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        after, metrics = aggregate(self._weights, updates, self.normalised), None
+        try:
+            metrics = self.train_metrics_aggr_fn(used, self.weighted_by_key)
+        except (ValueError, TypeError, KeyError) as error:  # such as a number from one node, and a list from another
+            log(WARNING, "aggregate_train: the nodes' metrics do not fit together: %s", first_line(error))
+        return _record(after), metrics
 
     def _update(self, content: RecordDict) -> Update:
         """What a reply says, with changes in the place of weights. Raises `ValueError` or the like if it cannot be."""
         [arrays], [metrics] = content.array_records.values(), content.metric_records.values()
-        after = {name: array.numpy() for name, array in arrays.items()}
+        changes = {}
+        for name, array in arrays.items():
+            after, before = array.numpy(), self._weights.get(name)
+            with np.errstate(all="ignore"):  # `update_of` looks for what is not finite, not of this shape, or unknown
+                changes[name] = after if before is None or after.shape != before.shape else after - before
         values = {"images": metrics[self.weighted_by_key], STEPS: metrics.get(STEPS, 1)}
-        with np.errstate(all="ignore"):  # `update_of` looks for what is not finite
-            changes = {
-                name: array - self._weights[name]
-                if name in self._weights and array.shape == self._weights[name].shape
-                else array
-                for name, array in after.items()
-            }
         parcel = Parcel("trained", values, changes)
         return update_of(parcel, images_of(parcel), MAX_REPORTED, self._weights)
 

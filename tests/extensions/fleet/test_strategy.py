@@ -100,6 +100,9 @@ def test_in_another_app_each_tensor_moves_by_those_that_sent_it_and_wrong_replie
     np.testing.assert_allclose(after["kernel"].numpy(), good["kernel"], rtol=1e-6)
     np.testing.assert_allclose(after["bias"].numpy(), 0.2, rtol=1e-6)
     assert strategy.aggregate_train(1, replies[2:]) == (None, None)
+    odd = [reply(messages[0], good, **counted, loss=1.0), reply(messages[1], good, **counted, loss=[1.0, 2.0])]
+    after, metrics = strategy.aggregate_train(1, odd)
+    assert after is not None and metrics is None
 
 
 def test_a_server_runs_its_rounds_with_a_strategy_of_flower(tmp_path):
