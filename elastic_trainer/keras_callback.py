@@ -151,10 +151,9 @@ class ElasticTraining(keras.callbacks.Callback):
         self._trainer = self._task = None
         self._is_called = False
         self._first_epoch: int | None = None
-        self._epoch = self._epoch_steps = 0
+        self._epoch = self._epoch_steps = self._corrections = 0
         self._payoff: Payoff | None = None
         self._comparison: Comparison | None = None
-        self._corrections = 0
         self._keras_function, self.model.train_function = self.model.train_function, self._train_function
         if self._decides and self._settings.rho == 1:
             self._leave("rho 1 trains everything")
@@ -351,8 +350,7 @@ class ElasticTraining(keras.callbacks.Callback):
         self._comparison = None
         if times_ms is None:  # data decide how long steps take
             return
-        full_ms, elastic_ms = times_ms
-        scheme = trainer.scheme
+        (full_ms, elastic_ms), scheme = times_ms, trainer.scheme
         assert isinstance(scheme, ElasticScheme)
         if elastic_ms >= full_ms:
             self._leave(f"elastic steps take {elastic_ms:.0f} ms, full ones {full_ms:.0f} ms")
