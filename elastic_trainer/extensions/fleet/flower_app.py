@@ -32,6 +32,7 @@ from elastic_trainer.extensions.fleet.command_line import COMMANDS, JoinCommand,
 from elastic_trainer.extensions.fleet.link import Delivery, Link, LinkDownError
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
 from elastic_trainer.extensions.fleet.roster import Clock
+from elastic_trainer.files import alone_in
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.settings import BEST_MODEL
@@ -152,7 +153,8 @@ def _part(command: JoinCommand, setup: Setup, context: Context, place: int, part
             _whole.clear()
             _steps.clear()
             keras.utils.clear_session()  # networks built before name the layers of the next one otherwise
-            _whole[asked] = setup(command, words, class_names)
+            with alone_in(command.folder.parent):  # the first process measures the timing table of all
+                _whole[asked] = setup(command, words, class_names)
         whole, uneven = _whole[asked], float(context.run_config.get("uneven", 0))
         rows = split(whole.data.training_labels, parts, uneven or None, whole.data.batch_size, whole.data.seed)
         return with_part(whole, rows[place], place + 1)
