@@ -4,7 +4,7 @@
 # alone has the rare ones. Then the same boards in a simulation, by other rules. It ends with three tables and a figure.
 # New runs replace earlier ones.
 #
-#   ./scripts/run_fleet.sh            six rounds
+#   ./scripts/run_fleet.sh            four rounds
 #   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -34,13 +34,13 @@ join() {  # number, slowdown
 ) &
 table=$!
 join 1 1
-"$python" fleet.py serve --boards 3 --rounds 6 --port "$port" --logdir $logdir --run_name server --overwrite &
+"$python" fleet.py serve --boards 3 --rounds 4 --port "$port" --logdir $logdir --run_name server --overwrite &
 server=$!
 boards+=("$server" "$table")
 wait -n "$table" "$server"
 join 2 5
 join 3 15
 wait "$server"
-"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 6 --seeds 1 --logdir $logdir/rules \
+"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 16 --seeds 1 --logdir $logdir/rules \
   2>$logdir/rules.log | tail -1 >$logdir/rules.json || { tail -5 $logdir/rules.log >&2; exit 1; }
 "$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet --rules $logdir/rules.json
