@@ -74,7 +74,7 @@ num_classes = 2; train_dataset = test_dataset = batches(16, noise(48, 512, 1), c
 weight_dict = {0: 0.5, 1: 0.5}""",
     "timeseries/timeseries_anomaly_detection": "x_train = noise(420, 288, 1)",
     "structured_data/collaborative_filtering_movielens": """
-num_users = num_movies = 60; x_train = x_val = whole(60, 192, 2); y_train = y_val = noise(192)""",
+num_users = num_movies = 60; x_train, x_val, y_train, y_val = [whole(60, 192, 2)] * 2 + [noise(192)] * 2""",
     "structured_data/imbalanced_classification": "features = noise(7680, 30); targets = whole(2, 7680, 1)",
     "structured_data/deep_neural_decision_forests": """
 CATEGORICAL_FEATURES_WITH_VOCABULARY = dict.fromkeys("education occupation race gender".split(), [*"abcdefghi"])
