@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,9 @@ def serve(command: ServeCommand, connect: Connect | None = None) -> None:
     hello = {"words": sent_words(command.training, len(names)), "class_names": names, "network": custom}
     on_boards = {"training_images": "on the boards", "test_images": "on the boards"}
     record = {**(on_boards if dataset is None else dataset.record()), "class_names": names}
-    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder, StopSignals() as stop:
+    stop = StopSignals()
+    signals = stop if connect is None else nullcontext()  # Flower ends its own processes
+    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder, signals:
         config = {**command.config, "num_classes": len(names), "images": record, "network": custom}
         records, rate = Records(folder, config, tensor_names(model)), command.training.training.learning_rate
         boards = (connect or _real)(command, folder, stop.check)

@@ -117,6 +117,8 @@ def test_flwr_runs_logs_and_stops_the_app_with_a_strategy_of_flower(flower):
     wait_until((folder / "config.json").is_file, 60)
     link.flwr("stop", number, "x")
     wait_until(lambda: "stopped" in link.flwr("list", "x", "--format", "json"), 60)
+    server = ["pgrep", "-f", f"flwr-serverapp.*127.0.0.1:{link.port}"]
+    wait_until(lambda: subprocess.run(server, check=False, capture_output=True).returncode == 1, 60)
 
 
 def test_a_wrong_configuration_of_a_run_is_named(flower):
