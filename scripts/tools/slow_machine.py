@@ -136,7 +136,7 @@ def _signal(processes: list[int], number: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="slow_machine.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="slow_machine.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("share", type=share, metavar="SHARE", help="of the processor, such as 0.25")
     parser.add_argument(

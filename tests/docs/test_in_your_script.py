@@ -74,6 +74,7 @@ TINY = """
 import keras, numpy as np
 from elastic_trainer import ElasticTraining
 
+keras.utils.set_random_seed(0)
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
 rate = keras.optimizers.schedules.CosineDecay(1e-5, decay_steps=6 * 2)
 model.compile(keras.optimizers.SGD(rate), "mse")

@@ -29,4 +29,4 @@ def test_bad_input_is_one_line():
         (("0.5", "no_such_command"), "COMMAND: there is no program no_such_command"),
     ):
         code, _, lines = slow(*words)
-        assert code == 2 and lines[-1] == f"slow_machine.sh: error: {says}"
+        assert code == 2 and lines[-1] == f"slow_machine.py: error: {says}"
