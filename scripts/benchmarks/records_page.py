@@ -35,6 +35,7 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "examples": (),
     "fleet": ("accuracy_percent",),
     "memory": ("median_error_percent", "p95_error_percent"),
+    "recorded_board": (),
     "rho": ("rho",),
     "solver": ("recursions_agree", "all_within_budget"),
     "step": ("full_over_keras", "full_over_best_torch"),
