@@ -46,12 +46,13 @@ from elastic_trainer.training.step import TrainStep
 
 NETWORK = NetworkSettings("resnet50", 224, 37, 4, weights="none")
 COMPARED = ("bn_plus_bias_training", "traditional_tl_training")
+STEPS = ("full_training", *COMPARED)
 
 
 def steps_of(training: Training) -> dict[str, TrainStep]:
     """By scheme: the steps of full training and of those `COMPARED`, with batch norm as a layer."""
     task, optimizer, batch = training
-    masks = {scheme: trainable_mask(scheme, task.model, 1) for scheme in ("full_training", *COMPARED)}
+    masks = {scheme: trainable_mask(scheme, task.model, 1) for scheme in STEPS}
     return {scheme: TrainStep(task, optimizer, len(batch), mask, fold=False) for scheme, mask in masks.items()}
 
 
@@ -68,8 +69,7 @@ def flops_shares(steps: Mapping[str, TrainStep]) -> dict[str, float]:
 def trace_shares(training: Training, trace: OperationTrace) -> dict[str, float]:
     """Each step over full training's, by a trace of full training's step."""
     table, model = table_of_trace(training, {}, trace, "trace"), training.task.model
-    schemes = ("full_training", *COMPARED)
-    return _over_full({scheme: table.predict_ms(trainable_mask(scheme, model, 1)) for scheme in schemes})
+    return _over_full({scheme: table.predict_ms(trainable_mask(scheme, model, 1)) for scheme in STEPS})
 
 
 def measured_shares(training: Training, steps: Mapping[str, TrainStep], seconds: float) -> tuple[dict[str, float], int]:

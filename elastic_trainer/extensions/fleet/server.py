@@ -247,10 +247,8 @@ class FleetServer:
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
         setbacks = sum(row["kept"] == 0 for row in self.records.rounds)
-        seconds, rate = (
-            self.round_seconds(),
-            rate_of_round(number, self._settings.rounds, self._rate / BACK_OFF**setbacks),
-        )
+        seconds = self.round_seconds()
+        rate = rate_of_round(number, self._settings.rounds, self._rate / BACK_OFF**setbacks)
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
