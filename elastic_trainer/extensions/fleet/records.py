@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.messages import Update
 from elastic_trainer.extensions.fleet.roster import Answer
 from elastic_trainer.files import write_csv, write_json
@@ -51,10 +52,16 @@ class Records:
             write_json(folder / CONFIG, {**config, "environment": environment()})
 
     def restore(self) -> State | None:
-        """The newest checkpoint, if there is one; the records go on from there."""
+        """The newest checkpoint, if there is one; the records go on from there.
+
+        Raises `UserError` if an earlier version wrote it, which did not know the tests of its best model.
+        """
         state = self._checkpoints.latest()
         if state is not None:
             kept = state.record
+            if "tests" not in kept:
+                why = "an earlier version made its rounds; start a new fleet without --resume"
+                raise UserError(f"{self.folder}: {why}")
             self.rounds, self.boards = kept["rounds"], kept["boards"]
             self.selections = [(number, board, places) for number, board, places in kept["selections"]]
         return state

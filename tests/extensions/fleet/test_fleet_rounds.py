@@ -14,6 +14,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
+from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
 from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
@@ -269,3 +270,9 @@ def test_the_rate_rises_and_falls():
     rates = [rate_of_round(number, 8, 1.0) for number in range(1, 9)]
     assert rates[0] < 0.4 and rates[1] < 0.7 and max(rates) == rates[2] and rates[-1] < 0.05
     assert rate_of_round(1, 1, 1.0) == pytest.approx(0.5)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(tmp_path):
+    Records(tmp_path, {}, NAMES).save({}, {"steps": 0, "seconds": 0.0})
+    with pytest.raises(UserError, match="an earlier version made its rounds; start a new fleet without --resume"):
+        Records(tmp_path, {}, NAMES).restore()
