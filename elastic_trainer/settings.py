@@ -309,7 +309,7 @@ class RunSettings:
     export: str | None = flag(None, OUTPUT, OneOf(EXPORTERS), "FORMAT", is_free=True, evaluate="given", help=(
         "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
         "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
-        "trains](small_boards.md) without TensorFlow"))
+        "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"))
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", is_free=True, evaluate="given", help=(
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"))

@@ -67,13 +67,34 @@ def board_modules(exported):
     """The modules of the board's program, in this process."""
     sys.path.insert(0, str(exported))
     try:
+        import board_head
         import board_network
         import board_photos
         import board_train
 
-        return SimpleNamespace(network=board_network, photos=board_photos, train=board_train)
+        return SimpleNamespace(head=board_head, network=board_network, photos=board_photos, train=board_train)
     finally:
         sys.path.remove(str(exported))
+
+
+@pytest.fixture(scope="session")
+def robust_export(tmp_path_factory):
+    """The folder of an export for both engines that starts with a head in closed form, and averages it at the end."""
+    model = make_small_model()
+    masks = {"upper": np.array(["stem" not in name for name in tensor_names(model)])}
+    settings = Settings(
+        num_epochs=3,
+        learning_rate=0.1,
+        gradient_clipping=0.05,
+        warmup=0.1,
+        micro_batch=4,
+        starts_with_head=True,
+        average_head=True,
+    )
+    folder, recipe = tmp_path_factory.mktemp("robust") / "board", {"augment": "flip", "seed": 3, "test_fraction": 0.25}
+    text = export_training(model, masks, settings, 6, NAMES, folder, recipe, with_graph=True)
+    assert "train.pb" in text
+    return folder
 
 
 def run(python, folder, *arguments, code=0):

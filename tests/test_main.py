@@ -92,7 +92,7 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
     monkeypatch.setattr("data.load", lambda *_: pytest.fail("images were read"))
     words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(photos.parent)]
     words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", "12", "--run_name", "mine"]
-    with pytest.raises(UserError, match=r"--export train_tflite: .*mine_board has an export already; move or remove"):
+    with pytest.raises(UserError, match=r"--export: .*mine_board has an export already; move or remove"):
         train_run(parse_training([*words, "--train_type", "full_training", "--export", "train_tflite"]))
     with pytest.raises(pytest.fail.Exception, match="images were read"):  # a plan exports nothing
         train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "train_tflite"]))
@@ -100,7 +100,7 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
 
 def test_a_folder_for_a_board_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(UserError, match=f"--export train_tflite: {tmp_path} cannot be written to"):
+    with pytest.raises(UserError, match=f"--export: {tmp_path} cannot be written to"):
         check_folder(tmp_path / "board")
 
 

@@ -1,13 +1,11 @@
 """Digests by which a photo is known again: of its coded pixels, whatever the name, place and metadata of its file.
 
-A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.9 on.
+A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.6 on.
 """
-
-from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from typing import Collection, Dict, Iterator, Set, Tuple
 
 # Of the next segment of a JPEG. After FF, a 0 belongs to the coded pixels, as do the markers from which they restart.
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
@@ -23,7 +21,7 @@ def file_digest(encoded: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
 
 
-def tested_digests(photos: Collection[tuple[int, int]], fraction: float) -> set[int]:
+def tested_digests(photos: Collection[Tuple[int, int]], fraction: float) -> Set[int]:
     """The digests of the photos that are for testing, from the label and the digest of each.
 
     A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So a photo stays where
@@ -31,7 +29,8 @@ def tested_digests(photos: Collection[tuple[int, int]], fraction: float) -> set[
     be left without test photos, its smallest digest is tested nevertheless; in one that would be left without training
     photos, the largest trains.
     """
-    tested, of_class = {number for _, number in photos if number < fraction * 2**64}, dict[int, set[int]]()
+    tested = {number for _, number in photos if number < fraction * 2**64}
+    of_class: Dict[int, Set[int]] = {}
     for label, number in photos:
         of_class.setdefault(label, set()).add(number)
     for numbers in of_class.values():

@@ -1,14 +1,12 @@
-"""A head without gradients: the linear discriminant of what the network returns below its head.
+"""A head without gradients: the linear discriminant (`feature_sums`) of what the network returns below its head.
 
-Features of a class are taken to be normal, with one covariance for all classes: the logit of class c is then
-μ_c'Σ⁻¹x − μ_c'Σ⁻¹μ_c/2 + log π_c, with its mean μ_c and its share π_c of the images. Σ is shrunk towards a multiple of
-the identity (Ledoit and Wolf, J. Multivariate Analysis 2004), and all logits are scaled by one number (Guo et al., ICML
-2017). Both are chosen on training images that are held back for that. It takes one forward pass.
+It takes one forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 
@@ -22,56 +20,10 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.task import ImageClassification, Task
-from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.feature_sums import HELD_BACK, Head, cross_entropy, fit_head
 from elastic_trainer.training.step import StepValues
 
-SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
-SCALES = np.geomspace(0.02, 2, 24)  # of logits
-HELD_BACK = 5  # one image in HELD_BACK of each class
 MAX_FEATURES = 4096  # their covariance is solved for in a second or two, in 64 MB
-
-
-def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
-    """The linear discriminant of features float32 [n, features] and labels int [n].
-
-    Of `classes` outputs, those without an image get the smallest logits.
-    """
-    is_held = held_back(labels)
-    losses = np.zeros((len(SHRINKAGES), len(SCALES)))
-    if is_held.any():
-        heads = FeatureSums.of(features[~is_held], labels[~is_held], classes).heads(SHRINKAGES)
-        losses = held_losses(heads, features[is_held], labels[is_held])
-    return FeatureSums.of(features, labels, classes).head(*chosen(losses))
-
-
-def held_back(labels: np.ndarray) -> np.ndarray:
-    """Bool [n], the images of labels int [n] by which shrinkage and scale are chosen."""
-    turn = np.zeros(len(labels), int)
-    order = np.random.default_rng(0).permutation(len(labels))
-    for label in np.unique(labels):
-        of_class = order[labels[order] == label]
-        turn[of_class] = np.arange(len(of_class))
-    return turn % HELD_BACK == HELD_BACK - 1
-
-
-def held_losses(heads: Sequence[Head], features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The loss [SHRINKAGES, SCALES] of all images held back, added up, with the head for each shrinkage."""
-    held_logits = [head.logits(features) for head in heads]
-    return np.array([[len(labels) * _loss(scale * logits, labels) for scale in SCALES] for logits in held_logits])
-
-
-def chosen(losses: np.ndarray) -> tuple[float, float]:
-    """The shrinkage and the scale of the smallest of `losses`, as of `held_losses`; where all are 0, the default."""
-    if not losses.any():  # no class has enough images
-        return max(SHRINKAGES), 1.0
-    shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
-    return SHRINKAGES[shrinkage], float(SCALES[scale])
-
-
-def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Mean cross-entropy."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return float(np.mean(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]))
 
 
 class ClosedFormHead(NamedTuple):
@@ -113,7 +65,7 @@ def closed_form_head(
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
     counts = np.bincount(labels, minlength=layer.units)
     is_scaled = (counts > 0) & (counts.max() >= HELD_BACK)
-    return ClosedFormHead(layer, head, _loss(logits, labels), accuracy, accuracy_before, is_scaled)
+    return ClosedFormHead(layer, head, cross_entropy(logits, labels), accuracy, accuracy_before, is_scaled)
 
 
 class ClosedFormStep:
@@ -138,6 +90,16 @@ class ClosedFormStep:
         return found.loss, {"accuracy": found.accuracy}, 0.0
 
 
+def linear_head(model: keras.Model) -> keras.layers.Dense | None:
+    """The only last layer, if it is dense with a bias, without an activation, and reads at most `MAX_FEATURES`."""
+    layers = last_layers(model)
+    if len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
+        return None
+    [layer] = layers
+    is_linear = layer.use_bias and layer.activation is keras.activations.linear
+    return layer if is_linear and layer.kernel.shape[0] <= MAX_FEATURES else None
+
+
 def head_features(
     task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
 ) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
@@ -147,12 +109,8 @@ def head_features(
     `MAX_FEATURES` features; or if fitting a head takes more than `room_mb`, which is reported. `between` is called
     before each block of images.
     """
-    layers = last_layers(task.model)
-    if not isinstance(task, ImageClassification) or len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
-        return None
-    [layer] = layers
-    is_linear = layer.activation is keras.activations.linear
-    if layer.kernel.shape[0] > MAX_FEATURES or not layer.use_bias or not is_linear:
+    layer = linear_head(task.model)
+    if layer is None or not isinstance(task, ImageClassification):
         return None
     width = layer.kernel.shape[0]
     # Float32, beside the forward pass: features and copies of them; the covariance and its copies.
@@ -175,23 +133,29 @@ def head_features(
     return layer, np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
 
 
+@contextmanager
+def recorded_inputs(layer: keras.layers.Layer) -> Iterator[list[tf.Tensor]]:
+    """What `layer` reads at each call in this block."""
+    seen: list[tf.Tensor] = []
+    call = layer.call
+
+    def recorded(values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+        seen.append(values)
+        return call(values, *args, **kwargs)
+
+    object.__setattr__(layer, "call", recorded)  # past Keras, which would track it as a part of the layer
+    try:
+        yield seen
+    finally:
+        object.__delattr__(layer, "call")
+
+
 def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:
     """A function from images to what `layer` reads, or None if it is not called just once, and to the logits."""
 
     def function(inputs: Structure) -> tuple[tf.Tensor | None, tf.Tensor]:
-        seen: list[tf.Tensor] = []
-        call = layer.call
-
-        def recorded(values: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
-            seen.append(values)
-            return call(values, *args, **kwargs)
-
-        with folded_batch_norm(task.model, ()):  # nothing changes until all features are there
-            object.__setattr__(layer, "call", recorded)  # past Keras, which would track it as a part of the layer
-            try:
-                outputs = task.outputs(inputs, training=False)
-            finally:
-                object.__delattr__(layer, "call")
+        with folded_batch_norm(task.model, ()), recorded_inputs(layer) as seen:  # nothing changes before they are there
+            outputs = task.outputs(inputs, training=False)
         return seen[0] if len(seen) == 1 else None, outputs
 
     return tf.function(function, autograph=False).get_concrete_function(*task.signature(None)[:1])

@@ -1,17 +1,25 @@
-"""What the closed-form head needs of images: sums of their features, which add up over the parts of a data set.
+"""A head without gradients: the linear discriminant of what the network returns below its head.
 
-So many boards together get the head of all their images, and no image, and no feature of a single one, leaves a board
-(Fed3R, Fanì et al., arXiv 2406.01116). The scatter is that within classes, around the means of the part, which keeps
-its precision in float32; where parts meet, what lies between their means is added.
+Features of a class are taken to be normal, with one covariance for all classes: the logit of class c is then
+μ_c'Σ⁻¹x − μ_c'Σ⁻¹μ_c/2 + log π_c, with its mean μ_c and its share π_c of the images. Σ is shrunk towards a multiple of
+the identity (Ledoit and Wolf, J. Multivariate Analysis 2004), and all logits are scaled by one number (Guo et al., ICML
+2017). Both are chosen on training images that are held back for that.
+
+All that it needs of images are sums of their features, which add up over the parts of a data set. So many boards
+together get the head of all their images, and no image, and no feature of a single one, leaves a board (Fed3R, Fanì et
+al., arXiv 2406.01116). The scatter is that within classes, around the means of the part, which keeps its precision in
+float32; where parts meet, what lies between their means is added.
+
+A board gets a copy of this file (`board.export`), so it imports nothing but NumPy, and runs on Python 3.6.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
+SCALES = np.geomspace(0.02, 2, 24)  # of logits
+HELD_BACK = 5  # one image in HELD_BACK of each class
 NO_IMAGES = -1e4  # bias of a class without images
 
 
@@ -37,7 +45,7 @@ class FeatureSums(NamedTuple):
     within: np.ndarray
 
     @classmethod
-    def of(cls, features: np.ndarray, labels: np.ndarray, classes: int) -> FeatureSums:
+    def of(cls, features: np.ndarray, labels: np.ndarray, classes: int) -> "FeatureSums":
         """Of features float32 [n, features] and labels int [n]; n may be 0."""
         counts = np.bincount(labels, minlength=classes)
         centre = features.mean(axis=0) if len(features) else np.zeros(features.shape[1], np.float32)
@@ -49,7 +57,7 @@ class FeatureSums(NamedTuple):
         return cls(counts, np.where(counts[:, None], means.astype(np.float64) + centre, 0.0), centred.T @ centred)
 
     @classmethod
-    def together(cls, parts: Sequence[FeatureSums]) -> FeatureSums:
+    def together(cls, parts: Sequence["FeatureSums"]) -> "FeatureSums":
         """Of all images of at least one part."""
         counts = np.sum([part.counts for part in parts], axis=0)
         weighted = np.sum([part.counts[:, None] * part.means for part in parts], axis=0)
@@ -60,7 +68,7 @@ class FeatureSums(NamedTuple):
             within += apart.T @ apart
         return cls(counts, means, within)
 
-    def heads(self, shrinkages: Sequence[float]) -> list[Head]:
+    def heads(self, shrinkages: Sequence[float]) -> List[Head]:
         """The linear discriminant for each shrinkage of the covariance, from 0 (as it is) to 1 (a multiple of the
         identity); there must be images."""
         count, features = int(self.counts.sum()), self.means.shape[1]
@@ -84,3 +92,48 @@ class FeatureSums(NamedTuple):
         [head] = self.heads([shrinkage])
         bias = np.where(self.counts, head.bias * np.float32(scale), np.float32(NO_IMAGES))
         return Head(head.kernel * np.float32(scale), bias)
+
+
+def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
+    """The linear discriminant of features float32 [n, features] and labels int [n].
+
+    Of `classes` outputs, those without an image get the smallest logits.
+    """
+    is_held = held_back(labels)
+    losses = np.zeros((len(SHRINKAGES), len(SCALES)))
+    if is_held.any():
+        heads = FeatureSums.of(features[~is_held], labels[~is_held], classes).heads(SHRINKAGES)
+        losses = held_losses(heads, features[is_held], labels[is_held])
+    return FeatureSums.of(features, labels, classes).head(*chosen(losses))
+
+
+def held_back(labels: np.ndarray) -> np.ndarray:
+    """Bool [n], the images of labels int [n] by which shrinkage and scale are chosen."""
+    turn = np.zeros(len(labels), int)
+    order = np.random.default_rng(0).permutation(len(labels))
+    for label in np.unique(labels):
+        of_class = order[labels[order] == label]
+        turn[of_class] = np.arange(len(of_class))
+    return turn % HELD_BACK == HELD_BACK - 1
+
+
+def held_losses(heads: Sequence[Head], features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The loss [SHRINKAGES, SCALES] of all images held back, added up, with the head for each shrinkage."""
+    held_logits = [head.logits(features) for head in heads]
+    return np.array(
+        [[len(labels) * cross_entropy(scale * logits, labels) for scale in SCALES] for logits in held_logits]
+    )
+
+
+def chosen(losses: np.ndarray) -> Tuple[float, float]:
+    """The shrinkage and the scale of the smallest of `losses`, as of `held_losses`; where all are 0, the default."""
+    if not losses.any():  # no class has enough images
+        return max(SHRINKAGES), 1.0
+    shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
+    return SHRINKAGES[shrinkage], float(SCALES[scale])
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over logits [n, classes] and labels int [n]."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return float(np.mean(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]))

@@ -36,7 +36,7 @@ from tqdm import tqdm
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.export import export_training
-from elastic_trainer.extensions.board.signatures import TrainingFile
+from elastic_trainer.extensions.board.signatures import TrainingFunctions
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import CLIPPING, PAPER, NetworkSettings, Settings
 from elastic_trainer.task import ImageClassification
@@ -65,9 +65,10 @@ def litert_calls(
 ) -> tuple[Callable[[], Any], Callable[[], Any], dict[str, float]]:
     """A step, the features of one part, and what the file took to convert, and its size; all in LiteRT."""
     start = time.perf_counter()
-    functions = TrainingFile(model, optimizer, [mask], part)
-    about = {"megabytes": len(functions.content) / 1e6, "convert_seconds": time.perf_counter() - start}
-    interpreter = Interpreter(model_content=functions.content, num_threads=threads)
+    functions = TrainingFunctions(model, optimizer, [mask], part)
+    content = functions.litert_file()
+    about = {"megabytes": len(content) / 1e6, "convert_seconds": time.perf_counter() - start}
+    interpreter = Interpreter(model_content=content, num_threads=threads)
     start_up, features, gradients, update = (
         interpreter.get_signature_runner(name) for name in ("start", "features", "gradients", "update")
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 START = time.monotonic()
 HERE = Path(__file__).resolve().parent
-FIELDS = ("id", "classes", "size", "part", "variables", "selections", "recipe", "offsets")  # of board.json
-COPY_AGAIN = "copy the folder of --export train_tflite again"
+FIELDS = ("id", "classes", "size", "parts", "variables", "selections", "recipe", "offsets")  # of board.json
+COPY_AGAIN = "copy the folder of the export again"
 
 
 def fail(text):
@@ -50,6 +50,13 @@ def replace_file(path, write):
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def remove(*paths):
+    """Remove the files that exist."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
 
 
 def write_json(path, record):

@@ -1,35 +1,24 @@
-"""The network of train.tflite on a board. Part of board_train.py; NumPy and LiteRT alone."""
+"""The network that a board trains. Part of board_train.py."""
 
 import os
 import time
 
 import numpy as np
-from ai_edge_litert.interpreter import Interpreter
-from board_device import HERE, fail, first_line, lock, show, write_json
+from board_device import HERE, fail, lock, show, write_json
 
 PROFILE_ROUNDS = 30
 
 
-def make_interpreter(threads):
-    try:
-        return Interpreter(model_path=str(HERE / "train.tflite"), num_threads=threads)
-    except (ValueError, RuntimeError, OSError) as error:
-        fail(f"{HERE / 'train.tflite'}: cannot be loaded: {first_line(error)}")
-
-
 class Network:
-    """The signatures of one selection; the variables start with the weights of the export."""
+    """The signatures of one selection in a new engine; the variables start with the weights of the export."""
 
-    def __init__(self, record, selection, threads):
-        self.part, self.selection = record["part"], selection
-        self.interpreter, self.runners = make_interpreter(threads), {}
+    def __init__(self, engine, selection):
+        self.engine, self.part, self.selection = engine, engine.part, selection
         self.call("start")
 
     def call(self, name, **values):
-        if name not in self.runners:
-            suffix = "" if name in ("start", "load", "state", "fill") else self.selection["suffix"]
-            self.runners[name] = self.interpreter.get_signature_runner(name + suffix)
-        return self.runners[name](**values)
+        suffix = "" if name in ("start", "load", "state", "fill") else self.selection["suffix"]
+        return self.engine.call(name + suffix, values)
 
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
@@ -49,14 +38,17 @@ class Network:
         return total
 
     def infer(self, features):
-        return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})["logits"]
+        return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})
 
     def validate(self, examples, photos, has_time):
         """Mean loss and accuracy of `photos`, int [n], and how many there was time for, in a mixed order."""
         total, tested, order = np.zeros(2), 0, np.random.default_rng(0).permutation(photos)
         while tested < len(order) and (has_time() or not tested):
             rows = order[tested : tested + self.part]
-            logits, labels = self.infer(examples.read(rows, 0))[: len(rows)].astype(float), examples.labels[rows]
+            logits, labels = (
+                self.infer(examples.read(rows, 0))["logits"][: len(rows)].astype(float),
+                examples.labels[rows],
+            )
             logits -= logits.max(axis=1, keepdims=True)
             losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), labels]
             total += losses.sum(), (logits.argmax(axis=1) == labels).sum()
@@ -64,14 +56,15 @@ class Network:
         return (*(total / tested).tolist(), tested)
 
 
-def profile(record, threads):
+def profile(record, engine_type, threads):
     """Measure each selection in turns, and write the medians to times.json."""
     lock(HERE)
     if not os.access(HERE, os.W_OK):
         fail(f"{HERE}: cannot be written to; --profile writes times.json there")
-    rng, part, batch = np.random.default_rng(0), record["part"], record["recipe"]["batch_size"]
+    networks = [Network(engine_type(record, threads), selection) for selection in record["selections"]]
+    rng, part, batch = np.random.default_rng(0), networks[0].part, record["recipe"]["batch_size"]
     images = rng.random((part, record["size"], record["size"], 3), np.float32) * 255
-    networks = [Network(record, selection, threads) for selection in record["selections"]]
+    print(f"measuring in {networks[0].engine.about()}")
     times = np.zeros((PROFILE_ROUNDS + 1, len(networks), 3))  # the first round is not counted
     for number in range(len(times)):
         for index, network in enumerate(networks):
@@ -90,6 +83,6 @@ def profile(record, threads):
         rows.append({**row, "features_ms": features / part, "infer_ms": infer / part})
         print(f"{one['name']}: {step:.2f} ms a step of {batch}; an image: features {features / part:.2f} ms, "
               f"inference from them {infer / part:.2f} ms")  # fmt: skip
-    about = {"id": record["id"], "batch_size": batch, "threads": threads, "machine": list(os.uname())}
-    write_json(HERE / "times.json", {**about, "selections": rows})
+    about = {"id": record["id"], "engine": engine_type.name, "batch_size": batch, "threads": threads}
+    write_json(HERE / "times.json", {**about, "machine": list(os.uname()), "selections": rows})
     print(f"written to {HERE / 'times.json'}")

@@ -14,18 +14,19 @@ import time
 import unicodedata
 from functools import partial
 from pathlib import Path
-from typing import List, Optional  # Python 3.9
+from typing import List, Optional  # Python 3.6
 
 import numpy as np
-from board_device import HERE, START, fail, first_line, left, read_json, replace_file, show
+from board_device import HERE, START, fail, first_line, left, read_json, remove, replace_file, show
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
-from board_network import make_interpreter
+from board_network import Network
 from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
+BILINEAR = getattr(Image, "Resampling", Image).BILINEAR  # Pillow 8, the last for Python 3.6, has it elsewhere
 ROWS = 64  # that are converted at a time
 VALIDATION = ("val", "valid", "validation")
 
@@ -99,10 +100,9 @@ def decode(encoded, size):
         if free_mb is not None and needed_mb > free_mb:
             raise ValueError(f"{full / 1e6:.0f} megapixels take {needed_mb:,.0f} MB while they are decoded, and "
                              f"{free_mb:,.0f} MB are available; make it smaller")  # fmt: skip
-        if image.getexif().get(0x0112, 1) != 1:
-            ImageOps.exif_transpose(image, in_place=True)
-        is_plain = image.mode == "RGB" and "transparency" not in image.info
-        return np.asarray((image if is_plain else in_rgb(image)).resize((size, size), Image.Resampling.BILINEAR))
+        upright = image if image.getexif().get(0x0112, 1) == 1 else ImageOps.exif_transpose(image)
+        is_plain = upright.mode == "RGB" and "transparency" not in upright.info
+        return np.asarray((upright if is_plain else in_rgb(upright)).resize((size, size), BILINEAR))
 
 
 def in_rgb(image):
@@ -125,7 +125,7 @@ class Examples:
     """
 
     def __init__(self, photos, record, selection, output, args):
-        self.size, self.part, self.shapes = record["size"], record["part"], selection["features"]
+        self.size, self.part, self.shapes = record["size"], record["parts"][args.engine.name], selection["features"]
         self.ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
         self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
         self.views = 2 if record["recipe"]["augment"] == "flip" else 1
@@ -137,10 +137,9 @@ class Examples:
         known = read_json(about, "remove it") if about.exists() and path.exists() else {}
         digests = known.get("digests", [])
         if known.get("key") != key:
-            about.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-            self._check_disk(output)
-            digests = self._write(path, photos, "features" + selection["suffix"])
+            remove(about, path)
+            self._check_disk(output, (HERE / args.engine.file).stat().st_size)
+            digests = self._write(path, photos, Network(args.engine(record, args.threads), selection))
             replace_file(about, lambda file: file.write(json.dumps({"key": key, "digests": digests}).encode()))
         self.labels = np.array([photo[3] for photo in photos], np.int32)
         intact = [row for row in range(self.count) if digests[row] is not None]
@@ -161,13 +160,10 @@ class Examples:
         self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), uses]).encode()).hexdigest()
         self.file = path.open("rb")
 
-    def _write(self, path, photos, signature):
+    def _write(self, path, photos, network):
         """Write the file. Returns the digest of each photo's content, None if it is broken."""
         started = first = time.monotonic()
-        interpreter = make_interpreter(1)
         digests: List[Optional[int]] = []
-        interpreter.get_signature_runner("start")()
-        runner = interpreter.get_signature_runner(signature)
         pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
 
         def write(file):
@@ -182,21 +178,22 @@ class Examples:
                         print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
                         digests.append(None)
                 for view in range(self.views):
-                    found = runner(images=np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels)
+                    images = np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels
+                    found = network.call("features", images=images)
                     rows = np.concatenate([found[name].reshape(self.part, -1) for name in self.shapes], axis=1)
                     file.seek((view * self.count + start) * self.bytes)
                     file.write(rows[: len(digests) - start].tobytes())
                 show(f"reading photos: {len(digests)} of {len(photos)}")
                 if start == 0:
-                    first = time.monotonic()  # LiteRT makes itself ready in the first part
+                    first = time.monotonic()  # the engine makes itself ready in the first part
                 self._check_time(started, first, len(digests))
 
         replace_file(path, write)
         return digests
 
-    def _check_disk(self, output):
+    def _check_disk(self, output, file_bytes):
         """Stop now if the disk has no room for the features and for a checkpoint that replaces another."""
-        state = 3 * (HERE / "train.tflite").stat().st_size  # weights, momentum and best weights are at most that
+        state = 3 * file_bytes  # weights, momentum and best weights are at most that
         needed, free = self.views * self.count * self.bytes + 2 * state, shutil.disk_usage(output).free
         if needed > free:
             fail(f"--output {output}: features of {self.count} photos, and training, take {needed / 1e6:,.0f} MB, and "

@@ -8,8 +8,9 @@ from scipy.stats import multivariate_normal
 from small_networks import values
 
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.training import closed_form_head as module
-from elastic_trainer.training.closed_form_head import closed_form_head, fit_head
+from elastic_trainer.training import feature_sums
+from elastic_trainer.training.closed_form_head import closed_form_head
+from elastic_trainer.training.feature_sums import fit_head
 
 
 def made_up(count, classes=3, width=5, seed=0):
@@ -26,8 +27,8 @@ def softmax(logits):
 
 
 def test_it_is_the_posterior_of_normal_classes_with_one_shrunk_covariance(monkeypatch):
-    monkeypatch.setattr(module, "SHRINKAGES", (0.2,))
-    monkeypatch.setattr(module, "SCALES", np.array([1.0]))
+    monkeypatch.setattr(feature_sums, "SHRINKAGES", (0.2,))
+    monkeypatch.setattr(feature_sums, "SCALES", np.array([1.0]))
     features, labels = made_up(60)
     means = np.array([features[labels == c].mean(axis=0) for c in range(3)])
     within = features - means[labels]
@@ -82,7 +83,7 @@ def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():
 @pytest.mark.parametrize("end", ["softmax", "activation", "twice", "no bias", "too wide"])
 def test_a_network_that_ends_otherwise_has_none(end, monkeypatch):
     if end == "too wide":
-        monkeypatch.setattr(module, "MAX_FEATURES", 5)
+        monkeypatch.setattr("elastic_trainer.training.closed_form_head.MAX_FEATURES", 5)
     inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(6, 3)(inputs))
     activation = "relu" if end == "activation" else None

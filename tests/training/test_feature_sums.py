@@ -2,8 +2,15 @@
 
 import numpy as np
 
-from elastic_trainer.training.closed_form_head import SHRINKAGES, chosen, fit_head, held_back, held_losses
-from elastic_trainer.training.feature_sums import NO_IMAGES, FeatureSums
+from elastic_trainer.training.feature_sums import (
+    NO_IMAGES,
+    SHRINKAGES,
+    FeatureSums,
+    chosen,
+    fit_head,
+    held_back,
+    held_losses,
+)
 
 
 def made_up(count=300, features=12, classes=5, seed=0):

@@ -1,9 +1,10 @@
-"""The folder from which a board trains without TensorFlow, `main.py --export train_tflite`, and what comes back.
+"""The folder from which a board trains, `main.py --export train_tflite` or `train_graph`, and what comes back.
 
-train.tflite       the signatures of `board.signatures`
+train.tflite       the signatures of `board.signatures` for LiteRT
+train.pb           the same for TensorFlow 2.6 or later; only of `train_graph`
 inference.tflite   one image -> logits; the board writes its weights into a copy of it
 board.json         what they contain: classes, recipe, selections, variables, places of the arrays
-board_train.py     trains; needs NumPy, Pillow, ai-edge-litert and the other board_*.py beside it
+board_train.py     trains; needs NumPy, Pillow, ai-edge-litert or TensorFlow, and the other board_*.py beside it
 start.keras        the network with the weights that training starts from, for `main.py --load_board`
 """
 
@@ -31,9 +32,10 @@ from elastic_trainer.datasets.image_data import ImageData, trained_images
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.export import convert
+from elastic_trainer.extensions.board.graph_file import graph_file
 from elastic_trainer.extensions.board.inference_file import inference_file
 from elastic_trainer.extensions.board.needs import needs_line
-from elastic_trainer.extensions.board.signatures import StepFunctions, TrainingFile, converted_function, suffixed
+from elastic_trainer.extensions.board.signatures import StepFunctions, TrainingFunctions, converted_function, suffixed
 from elastic_trainer.machine import environment
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -45,17 +47,25 @@ from elastic_trainer.settings import RunSettings, Settings
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.trainer import Trainer
+from elastic_trainer.training import feature_sums
+from elastic_trainer.training.closed_form_head import linear_head
 from elastic_trainer.training.optimizers import optimizer_of
 
-TRAINING, INFERENCE, RECORD, START = "train.tflite", "inference.tflite", "board.json", "start.keras"
+TRAINING, GRAPH, INFERENCE = "train.tflite", "train.pb", "inference.tflite"
+RECORD, START = "board.json", "start.keras"
 TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts" / "board"
 SCRIPT = "board_train.py"  # the one to start
-COPIES = {"board_digests.py": digests, "board_memory.py": system_memory}  # of the library, for the scripts
-MAX_PART = 8  # images at a time: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px)
-FORMAT = 1  # of board.json
+COPIES = {
+    "board_digests.py": digests,
+    "board_memory.py": system_memory,
+    "board_sums.py": feature_sums,
+}  # of the library, for the scripts
+# Images at a time in LiteRT: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px).
+MAX_PART = 8
+FORMAT = 2  # of board.json
 RECORD_FIELDS: dict[str, files.Kinds] = {
-    "format": files.number(FORMAT, FORMAT, kind=int),
+    "format": files.number(1, FORMAT, kind=int),
     "id": files.TEXT,
     "classes": [files.TEXT],
     "variables": [files.TEXT],
@@ -64,7 +74,7 @@ TIMES: dict[str, files.Kinds] = {
     "batch_size": files.number(1, kind=int),
     "selections": [{"tensors": [files.TEXT], "step_ms": files.number(0, above=True)}],
 }  # what is read of times.json
-RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share")
+RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share", "starts_with_head", "average_head")
 
 
 def board_folder(run: RunSettings) -> Path:
@@ -81,11 +91,11 @@ def check_folder(folder: Path) -> list[Path]:
     """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export or is read-only."""
     scripts = [*SCRIPTS.glob("board_*.py")]
     if not scripts:
-        raise UserError("--export train_tflite: works only in a checkout, which has scripts/board")
+        raise UserError("--export: works only in a checkout, which has scripts/board")
     if (folder / RECORD).exists():
-        raise UserError(f"--export train_tflite: {folder} has an export already; move or remove it")
+        raise UserError(f"--export: {folder} has an export already; move or remove it")
     if not os.access(files.existing_parent(folder), os.W_OK):
-        raise UserError(f"--export train_tflite: {files.existing_parent(folder)} cannot be written to")
+        raise UserError(f"--export: {files.existing_parent(folder)} cannot be written to")
     return scripts
 
 
@@ -119,7 +129,9 @@ def export_for_board(
         "seed": run.network.seed,
         "test_fraction": run.data.test_fraction or TEST_FRACTION,
     }
-    text = export_training(model, masks, run.training, run.network.batch_size, dataset.class_names, folder, recipe)
+    with_graph = (command.export if isinstance(command, EvaluateCommand) else run.run.export) == "train_graph"
+    batch_size, classes = run.network.batch_size, dataset.class_names
+    text = export_training(model, masks, run.training, batch_size, classes, folder, recipe, with_graph)
     return f"{text}\n{needs_line(folder, count)}"
 
 
@@ -145,7 +157,7 @@ def _first_mask(
     budget = None if table is None else make_budget(model, data, settings, table)
     entry, task = SCHEMES[train_type], ImageClassification(model)
     if not entry.takes("micro_batch"):  # as a board trains
-        raise UserError(f"--export train_tflite: cannot be combined with --train_type {train_type}; give another")
+        raise UserError(f"--export: cannot be combined with --train_type {train_type}; give another")
     trainer = Trainer(task, data, entry.make(SchemeContext(task, data, settings, budget)), settings)
     possible = trainer.training.features.are_possible
     return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
@@ -159,6 +171,7 @@ def export_training(
     classes: Sequence[str],
     folder: Path,
     recipe: Mapping[str, Any],
+    with_graph: bool = False,
 ) -> str:
     """Write the folder for a board, and return the text to print.
 
@@ -170,32 +183,51 @@ def export_training(
         classes: their names, in the order of the labels.
         folder: is created.
         recipe: further entries of the record's "recipe": "augment", "seed", "test_fraction".
+        with_graph: for TensorFlow, too; LiteRT may then lack what the network needs.
 
     Raises:
-        UserError: LiteRT cannot train the network, or a file cannot be written.
+        UserError: no file can train the network, or one cannot be written.
     """
     scripts = {script.name: script for script in check_folder(folder)}
     scripts |= {name: Path(module.__file__ or "") for name, module in COPIES.items()}
     optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
-    part, names = min(settings.micro_batch or MAX_PART, batch_size), tensor_names(model)
-    union = np.any([*masks.values()], 0)
-    inference = inference_file(model, [*compress(model.trainable_variables, union)], partial(converted_function, model))
-    training = TrainingFile(model, optimizer, [*masks.values()], part, inference.arrays if inference else None)
-    contents = {TRAINING: training.content} | ({INFERENCE: inference.content} if inference else {})
+    names, union = tensor_names(model), np.any([*masks.values()], 0)
+    trained = [*compress(model.trainable_variables, union)]
+    contents, parts, notes, inference = dict[str, bytes](), dict[str, int](), list[str](), None
+    make = partial(TrainingFunctions, model, optimizer, [*masks.values()])
+    try:
+        inference = inference_file(model, trained, partial(converted_function, model))
+        part = min(settings.micro_batch or MAX_PART, batch_size)
+        functions = make(part, inference.arrays if inference else None)
+        contents[TRAINING], parts["litert"] = functions.litert_file(), part
+    except UserError as error:
+        if not with_graph:
+            raise
+        notes.append(str(error))
+    if with_graph:
+        part = min(settings.micro_batch or batch_size, batch_size)
+        functions = make(part, inference.arrays if inference else None, formulas={})
+        contents[GRAPH], parts["tensorflow"] = graph_file(functions.traced), part
+    files_text = " and ".join(
+        f"{name} ({len(content) / 1e6:.1f} MB) for {'LiteRT' if name == TRAINING else 'TensorFlow 2.6 or later'}"
+        for name, content in contents.items()
+    )
+    contents |= {INFERENCE: inference.content} if inference else {}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     selections = [
         _selection_record(name, [*compress(names, mask)], step, suffixed("", index))
-        for index, ((name, mask), step) in enumerate(zip(masks.items(), training.steps, strict=True))
+        for index, ((name, mask), step) in enumerate(zip(masks.items(), functions.steps, strict=True))
     ]
     record = {
         "format": FORMAT,
-        "id": hashes[TRAINING][:16],
+        "id": next(iter(hashes.values()))[:16],
         "sha256": hashes,
         "classes": [*classes],
         "size": model.input_shape[1],
-        "part": part,
+        "parts": parts,
         "variables": [*compress(names, union)],
+        "head": _head_places(model, trained) if "head_inputs" in functions.traced["infer"].structured_outputs else None,
         "selections": selections,
         "recipe": {"batch_size": batch_size, **{key: asdict(settings)[key] for key in RECIPE}, **recipe},
         "offsets": inference.offsets if inference else None,
@@ -212,15 +244,22 @@ def export_training(
         with files.atomic_path(folder / START) as temporary:
             save_model(model, temporary)
         files.write_json(folder / RECORD, record)
-    trained = "; ".join(f"{one['name']}: {one['trained_tensors']} of {len(names)} tensors" for one in selections)
-    text = (
-        f"{folder}: {TRAINING} ({len(training.content) / 1e6:.1f} MB) trains in LiteRT, {batch_size} images a step "
-        f"({trained})\ncopy the folder to the board, then: pip install numpy pillow ai-edge-litert; python3 {SCRIPT} "
-        "--data_dir PHOTOS"
-    )
+    selected = "; ".join(f"{one['name']}: {one['trained_tensors']} of {len(names)} tensors" for one in selections)
+    packages = "numpy pillow ai-edge-litert" + (" (or a TensorFlow from 2.6 on)" if with_graph else "")
+    notes += [
+        f"{folder}: {files_text}, {batch_size} images a step ({selected})",
+        f"copy the folder to the board, then: pip install {packages}; python3 {SCRIPT} --data_dir PHOTOS",
+    ]
     if inference is None:
-        text += f"\nthe board cannot write {INFERENCE}; main.py --load_board makes one from the weights it trained"
-    return text
+        notes.append(f"the board cannot write {INFERENCE}; main.py --load_board makes one from the weights it trained")
+    return "\n".join(notes)
+
+
+def _head_places(model: keras.Model, trained: Sequence[keras.Variable]) -> list[int] | None:
+    """Where kernel and bias of the head are among the variables that train, if they are."""
+    head, places = linear_head(model), {id(variable): place for place, variable in enumerate(trained)}
+    found = [] if head is None else [places.get(id(variable)) for variable in (head.kernel, head.bias)]
+    return [place for place in found if place is not None] if found and None not in found else None
 
 
 def _selection_record(name: str, tensors: list[str], step: StepFunctions, suffix: str) -> dict[str, Any]:

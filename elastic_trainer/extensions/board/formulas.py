@@ -15,7 +15,7 @@ shifts the gradient, not the input; the mask of ReLU6 has a bound that contains 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 Value = Any  # np.ndarray, or tf.Tensor of the graph that is being traced
+Formulas = Mapping[str, Callable[..., Value]]  # by the type of the operation
 HUGE = 1e30  # makes a mask of a value: 0 stays 0, all others pass 1
 IMAGES_AT_ONCE = 4  # for the gradient of a depthwise kernel, whose products then stay in the processor's cache
 
@@ -313,7 +314,7 @@ def _strided_slice_gradient(op: Any, shape: Value, begin: Value, end: Value, str
     return tf.reshape(tf.scatter_nd(taken.reshape(-1, 1), tf.reshape(d, [-1]), [count]), shape)
 
 
-FORMULAS: dict[str, Callable[..., Value]] = {
+FORMULAS: Formulas = {
     "AddN": lambda op, *values: _sum(values),
     "AvgPoolGrad": _average_pool_gradient,
     "BiasAddGrad": lambda op, d: tf.reduce_sum(d, [*range(len(d.shape) - 1)]),

@@ -26,7 +26,7 @@ def needs_line(folder: Path, photos: int) -> str:
     values = max(sum(map(math.prod, one["features"].values())) for one in record["selections"])
     views = 2 if record["recipe"]["augment"] == "flip" else 1
     disk_mb, text = photos * views * 4 * values / 1e6, ""
-    if can_reset_peak():
+    if can_reset_peak() and "litert" in record["parts"]:
         try:
             with silenced():  # where this fails, nothing is known of the memory
                 memory_mb = PROGRAM_MB + in_own_process(_send_memory, folder, record, largest)
@@ -47,13 +47,13 @@ def _send_memory(sender: Connection, folder: Path, record: dict[str, Any], selec
         sys.modules.update({"ai_edge_litert": module, "ai_edge_litert.interpreter": module})
     import numpy as np
 
-    network_type = importlib.import_module("board_network").Network
+    network_type, engine = importlib.import_module("board_network").Network, importlib.import_module("board_engines")
     before_mb = resident_memory_mb() or 0.0
     reset_peak()
-    part, batch = record["part"], record["recipe"]["batch_size"]
+    part, batch = record["parts"]["litert"], record["recipe"]["batch_size"]
     images = np.zeros((part, record["size"], record["size"], 3), np.float32)
-    features = network_type(record, selection, 1).call("features", images=images)
-    network = network_type(record, selection, 1)
+    features = network_type(engine.LiteRT(record, 1), selection).call("features", images=images)
+    network = network_type(engine.LiteRT(record, 1), selection)
     network.step([(features, np.zeros(part, np.int32), 1 / batch)] * -(-batch // part), 0.0, 0)
     network.infer(features)
     kept = [network.call("state") for _ in range(2)]  # the best weights, and what a checkpoint gets

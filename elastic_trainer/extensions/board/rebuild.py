@@ -1,4 +1,4 @@
-"""Builds a traced graph again, operation by operation, with what LiteRT has kernels for (`board.formulas`).
+"""Builds a traced graph again, operation by operation, by formulas, such as those for LiteRT (`board.formulas`).
 
 Whatever depends on constants alone is computed now. Operations without a formula stay as they are: whether LiteRT has
 a kernel for one, the converter knows. What each step changes is no constant: random numbers are inputs, and a network
@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.extensions.board.formulas import FORMULAS, Value, is_constant
+from elastic_trainer.extensions.board.formulas import Formulas, Value, is_constant
 from elastic_trainer.networks.graphs import bodies, inputs_first, is_stateful, needed_operations
 
 RANDOM = {  # operations -> their distribution, for which board_train.py draws the numbers
@@ -41,7 +41,11 @@ def _needed(graph: Any, results: Sequence[Any], feeds: Sequence[str]) -> set[str
 
 
 def rebuild(
-    graph: Any, results: Sequence[Any], feeds: Mapping[str, Value], variables: Mapping[int, Value]
+    graph: Any,
+    results: Sequence[Any],
+    feeds: Mapping[str, Value],
+    variables: Mapping[int, Value],
+    formulas: Formulas,
 ) -> list[Value]:
     """The values of `results`, tensors of a function's `graph`, in the graph that is being traced.
 
@@ -52,7 +56,7 @@ def rebuild(
     for outer, inner in graph.captures:
         values.setdefault(inner.name, outer if outer.dtype == tf.resource else outer.numpy())
     assigned: dict[int, Value] = dict.fromkeys(_assigned(graph, values))
-    return _rebuilt(graph, results, values, {**assigned, **variables})
+    return _rebuilt(graph, results, values, {**assigned, **variables}, formulas)
 
 
 def _assigned(graph: Any, values: Mapping[str, Value]) -> Iterator[int]:
@@ -67,7 +71,7 @@ def _assigned(graph: Any, values: Mapping[str, Value]) -> Iterator[int]:
 
 
 def _rebuilt(
-    graph: Any, results: Sequence[Any], values: dict[str, Value], variables: Mapping[int, Value]
+    graph: Any, results: Sequence[Any], values: dict[str, Value], variables: Mapping[int, Value], formulas: Formulas
 ) -> list[Value]:
     """`rebuild`, where `values` has the handles of variables; those that change as no board follows are None."""
     needed = _needed(graph, results, [*values])
@@ -80,9 +84,9 @@ def _rebuilt(
         elif op.type in CALLS:
             [body] = bodies(op)
             given = {tensor.name: value for tensor, value in zip(body.inputs, inputs, strict=True)}
-            outputs = _rebuilt(body, body.outputs, given, variables)
+            outputs = _rebuilt(body, body.outputs, given, variables, formulas)
         else:
-            outputs = _computed(op, inputs)
+            outputs = _computed(op, inputs, formulas)
         values.update(zip((tensor.name for tensor in op.outputs), outputs, strict=False))
     return [values[tensor.name] for tensor in results]
 
@@ -102,7 +106,7 @@ def _read(op: Any, handle: Any, variables: Mapping[int, Value]) -> Value:
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=op.outputs[0].dtype).numpy()
 
 
-def _computed(op: Any, inputs: list[Value]) -> list[Value]:
+def _computed(op: Any, inputs: list[Value], formulas: Formulas) -> list[Value]:
     """Values of the outputs of `op`."""
     if op.type in ("Identity", "StopGradient", "PreventGradient"):
         return inputs
@@ -118,13 +122,13 @@ def _computed(op: Any, inputs: list[Value]) -> list[Value]:
         if all(is_constant(value) for value in inputs):
             with tf.init_scope():
                 return [result.numpy() for result in _listed(_call(op, inputs))]
-        return _listed(FORMULAS[op.type](op, *inputs) if op.type in FORMULAS else _call(op, inputs))
+        return _listed(formulas[op.type](op, *inputs) if op.type in formulas else _call(op, inputs))
     except Exception as error:  # TensorFlow raises many types
         raise _refused(op, first_line(error)) from error
 
 
 def _refused(op: Any, reason: str) -> UserError:
-    return UserError(f"--export train_tflite: LiteRT cannot train this network: {op.type} ({op.name}): {reason}")
+    return UserError(f"--export: a board cannot train this network: {op.type} ({op.name}): {reason}")
 
 
 def _listed(outputs: Any) -> list[Value]:

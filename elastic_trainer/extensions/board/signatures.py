@@ -1,10 +1,13 @@
-"""The functions of a file that trains in LiteRT. Each is a signature of the file, with inputs and outputs by name.
+"""The functions of a file from which a board trains, each a signature with inputs and outputs by name.
+
+In a file for LiteRT they are written with the operations that it has (`board.formulas`); in one for TensorFlow
+(`board.graph_file`) they are those of the step.
 
     start      sets the variables to the exported weights, and their momentum to 0
     load       sets them to its inputs; `state` returns them
     features   images -> what passes the cut of the step (`training.prefix`), and what `infer` needs besides; the
                images themselves if no part of the network is frozen
-    infer      features -> logits
+    infer      features -> logits, and `head_inputs` if a head in closed form can replace the last layer
     gradients  features, labels, a weight for each image -> loss and accuracy; adds the gradients up
     update     learning rate [1] -> one update of the weights by those gradients, which are then 0 again
     fill       the arrays of the file for inference (`board.inference_file`), from the current weights
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -28,11 +31,13 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Structure
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.export import convert_module, inference_module, missing_kernels
+from elastic_trainer.extensions.board.formulas import FORMULAS, Formulas
 from elastic_trainer.extensions.board.rebuild import random_tensors, rebuild
 from elastic_trainer.extensions.board.variables import BoardVariables, Signature, Values, done
 from elastic_trainer.machine import silenced
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.task import ImageClassification
+from elastic_trainer.training.closed_form_head import linear_head, recorded_inputs
 from elastic_trainer.training.optimizers import SGDW
 from elastic_trainer.training.prefix import find_cut
 from elastic_trainer.training.step import BatchFunction, TrainStep, drop_missing
@@ -72,16 +77,21 @@ class StepFunctions(NamedTuple):
 
 
 def step_functions(
-    model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int, variables: BoardVariables
+    model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int, variables: BoardVariables, formulas: Formulas
 ) -> StepFunctions:
-    """The functions of the selection `mask`, for parts of `part` images. Raises `UserError` as `rebuild`."""
+    """The functions of the selection `mask`, for parts of `part` images, by `formulas`. Raises `UserError` as
+    `rebuild`."""
     task = WeightedImages(model)
     step = TrainStep(task, optimizer, part, mask, with_products=False)
     folded = {id(variable) for variable in step.variables}
 
-    def forward(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
-        with folded_batch_norm(model, folded, with_products=False):
-            return task.outputs(inputs, training=False)
+    head = linear_head(model)
+
+    def forward(inputs: Structure, targets: Structure, weights: Structure) -> dict[str, tf.Tensor]:
+        seen: AbstractContextManager[list[tf.Tensor]] = nullcontext([]) if head is None else recorded_inputs(head)
+        with folded_batch_norm(model, folded, with_products=False), seen as read:
+            results = {"logits": task.outputs(inputs, training=False)}
+        return results | ({"head_inputs": read[0]} if len(read) == 1 and read[0].shape.rank == 2 else {})
 
     inference = BatchFunction(forward, task.signature(part), step.variables)
     images = tf.TensorSpec((part, *model.input_shape[1:]))
@@ -97,7 +107,7 @@ def step_functions(
     batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
 
     def compute(function: BatchFunction, tensors: Sequence[Any], feeds: dict[str, Any]) -> list[Any]:
-        return rebuild(function.graph, tensors, feeds, variables.values())
+        return rebuild(function.graph, tensors, feeds, variables.values(), formulas)
 
     def features(images: tf.Tensor) -> Values:
         values = compute(step, cut, {step.inputs[0].name: images})
@@ -106,7 +116,8 @@ def step_functions(
 
     def infer(**features: tf.Tensor) -> Values:
         feeds = {inferred_from[names.index(name)].name: value for name, value in features.items()}
-        return {"logits": compute(inference, inference.graph.outputs, feeds)[0]}
+        found = inference.packed(compute(inference, inference.graph.outputs, feeds))
+        return {name: tf.identity(value) for name, value in found.items()}
 
     def gradients(**values: tf.Tensor) -> Values:
         feeds = {given[name].name: value for name, value in values.items()}
@@ -158,12 +169,12 @@ def _same(value: np.ndarray, other: np.ndarray) -> bool:
 
 def _values(function: BatchFunction, tensors: Sequence[tf.Tensor], images: tf.Tensor) -> list[np.ndarray]:
     name = function.inputs[0].name
-    compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}), autograph=False)
+    compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}, {}), autograph=False)
     return [value.numpy() for value in compute.get_concrete_function(images)(images)]
 
 
-class TrainingFile:
-    """A file of LiteRT's own kernels, `content`, with one or more selections, which share their variables.
+class TrainingFunctions:
+    """The functions of one or more selections, which share their variables.
 
     Args:
         model: a classifier of images that returns logits.
@@ -171,9 +182,14 @@ class TrainingFile:
         masks: bool [N] over them, what each selection trains.
         part: images that are computed at a time.
         arrays: what `fill` returns: a traced function without inputs, or None.
+        formulas: of operations; empty for TensorFlow.
+
+    Attributes:
+        steps: of each selection.
+        signatures, traced: all functions by name, and the same traced.
 
     Raises:
-        UserError: LiteRT lacks a kernel, an operation is not covered, or the optimizer is not SGD.
+        UserError: an operation is not covered, or the optimizer is not SGD.
     """
 
     def __init__(
@@ -183,31 +199,37 @@ class TrainingFile:
         masks: Sequence[np.ndarray],
         part: int,
         arrays: Any = None,
+        formulas: Formulas = FORMULAS,
     ) -> None:
         if not isinstance(optimizer, SGDW):
-            raise UserError("--export train_tflite: works with --optimizer sgd only")
+            raise UserError("--export: a board trains with --optimizer sgd only")
         self.variables = variables = BoardVariables(model, optimizer, np.any(masks, axis=0))
-        self.steps = [step_functions(model, optimizer, mask, part, variables) for mask in masks]
+        self.steps = [step_functions(model, optimizer, mask, part, variables, formulas) for mask in masks]
         self.signatures = variables.signatures()
         for index, step in enumerate(self.steps):
             self.signatures |= {suffixed(name, index): signature for name, signature in step.signatures.items()}
 
         def fill() -> Values:
-            results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values())
+            results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values(), formulas)
             return {f"array_{index}": value for index, value in enumerate(results)}
 
         if arrays is not None:
             self.signatures["fill"] = Signature(fill, {})
-        traced = {
+        self.traced = {
             name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
             for name, signature in self.signatures.items()
         }
-        variables.module.kept_functions = [*traced.values()]
+
+    def litert_file(self) -> bytes:
+        """The file of LiteRT's own kernels. Raises `UserError`, which names the operation, if one is lacking."""
+        module = self.variables.module
+        module.kept_functions = [*self.traced.values()]
         with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
-            tf.saved_model.save(variables.module, folder, signatures=traced)
-            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*traced])
+            tf.saved_model.save(module, folder, signatures=self.traced)
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*self.traced])
             converter.experimental_enable_resource_variables = True
-            self.content: bytes = converter.convert()
+            content: bytes = converter.convert()
+        return content
 
 
 def suffixed(name: str, selection: int) -> str:
@@ -229,4 +251,4 @@ def _naming_missing_kernels() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # ConverterError is not public
-        raise UserError(f"--export train_tflite: LiteRT cannot train this network: {missing_kernels(error)}") from error
+        raise UserError(f"--export: LiteRT cannot train this network: {missing_kernels(error)}") from error

@@ -46,7 +46,7 @@ class BoardVariables:
         self.sources = [*compress(model.trainable_variables, mask)]  # of the network
         constrained = next((variable for variable in self.sources if variable.constraint is not None), None)
         if constrained is not None:
-            raise UserError(f"--export train_tflite: {constrained.path} has a constraint, which a board does not apply")
+            raise UserError(f"--export: {constrained.path} has a constraint, which a board does not apply")
         self._copies: list[_Copy] = []
         for place, source in zip(np.flatnonzero(mask), self.sources, strict=True):
             weights = tf.Variable(source.numpy())

@@ -21,8 +21,8 @@ from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.config import is_same_network, network_record
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.closed_form_head import head_features, held_back, held_losses
-from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.closed_form_head import head_features
+from elastic_trainer.training.feature_sums import FeatureSums, Head, held_back, held_losses
 from elastic_trainer.training.optimizers import optimizer_of
 
 if TYPE_CHECKING:

@@ -36,9 +36,8 @@ from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES, chosen
 from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.feature_sums import FeatureSums, Head
+from elastic_trainer.training.feature_sums import SCALES, SHRINKAGES, FeatureSums, Head, chosen
 
 if TYPE_CHECKING:
     import keras

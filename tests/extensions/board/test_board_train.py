@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.settings import DataSettings, Settings
 from elastic_trainer.trainer import Trainer
+from elastic_trainer.training.feature_sums import fit_head
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
@@ -84,8 +86,8 @@ def assert_as_unbroken(output, trained):
 def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(three_wheels, exported, photos, trained, tmp_path):
     output = tmp_path / "out"
     # The same program, with a checkpoint after every step and a pause in which it is stopped.
-    slow = changed_copy(exported, tmp_path / "slow", "board_train.py", "SECONDS = 120", "SECONDS = 0")
-    replace_in(slow / "board_train.py", "        self.saved = ", "        time.sleep(0.1); self.saved = ")
+    slow = changed_copy(exported, tmp_path / "slow", "board_run.py", "SECONDS = 120", "SECONDS = 0")
+    replace_in(slow / "board_run.py", "        self.saved = ", "        time.sleep(0.1); self.saved = ")
     with subprocess.Popen(
         [three_wheels, slow / "board_train.py", "--data_dir", photos, "--output", output], stderr=subprocess.PIPE
     ) as process:
@@ -95,7 +97,7 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(three_wheels
         time.sleep(0.4)
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
-    assert not (output / "weights.npz").exists()
+    assert (output / "weights.npz").exists() and (output / "model.tflite").exists(), "there is a model at once"
     refused = run(three_wheels, exported, "--data_dir", photos, "--output", output, code=2)
     assert "unfinished run" in refused.stderr and "--resume" in refused.stderr
     run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
@@ -107,10 +109,10 @@ def test_a_run_that_is_killed_while_it_validates_validates_that_epoch_again(
     epoch, three_wheels, exported, photos, trained, tmp_path
 ):
     output = tmp_path / "out"
-    folder = changed_copy(exported, tmp_path / "board", "board_train.py", "SECONDS = 120", "SECONDS = 0")
-    killed = f"        if len(state['epochs']) == {epoch - 1}: signal.raise_signal(9)\n"
+    folder = changed_copy(exported, tmp_path / "board", "board_run.py", "SECONDS = 120", "SECONDS = 0")
+    killed = f"        if len(state['epochs']) == {epoch - 1}: import signal; signal.raise_signal(9)\n"
     at = '        steps = state["step"] - self.epoch_steps * len(state["epochs"])\n'
-    replace_in(folder / "board_train.py", at, killed + at)
+    replace_in(folder / "board_run.py", at, killed + at)
     run(three_wheels, folder, "--data_dir", photos, "--output", output, code=-9)
     run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
     assert_as_unbroken(output, trained)
@@ -260,3 +262,31 @@ def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tm
         (tmp_path / name).rename(tmp_path / "more" / name)
     with pytest.raises(SystemExit):
         board_modules.photos.find_photos(tmp_path / "more", NAMES)
+
+
+def test_a_head_fitted_in_blocks_is_that_of_all_photos(board_modules, monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 80)
+    features = (rng.normal(0, 2, (3, 7))[labels] + rng.normal(size=(80, 7))).astype(np.float32)
+    state = {"weights_0": rng.normal(size=(7, 3)).astype(np.float32), "weights_1": np.zeros(3, np.float32)}
+    added = [0.0]
+
+    def infer(rows):
+        read = features[rows]
+        return {"head_inputs": read, "logits": read @ state["weights_0"] + state["weights_1"] + added[0]}
+
+    network = SimpleNamespace(part=4, call=lambda name: state, infer=infer)
+    train = rng.permutation(80)[:66]
+    examples = SimpleNamespace(train=train, labels=labels, read=lambda rows, views: rows)
+    monkeypatch.setattr(board_modules.head, "BLOCK", 16)
+    head, is_better, is_scaled = board_modules.head.fit(network, examples, [0, 1], lambda: True)
+    expected = fit_head(features[train], labels[train], 3)
+    for found, wanted in zip(head, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+    assert is_better and is_scaled.all()
+    state.update(weights_0=30 * head.kernel, weights_1=30 * head.bias)
+    assert not board_modules.head.fit(network, examples, [0, 1], lambda: True)[1], "surer, and rightly so"
+    turns = iter([True] * 10)
+    assert board_modules.head.fit(network, examples, [0, 1], lambda: next(turns, False)) is None, "out of time"
+    added[0] = 1.0
+    assert board_modules.head.fit(network, examples, [0, 1], lambda: True) is None, "something follows the layer"

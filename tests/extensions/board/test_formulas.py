@@ -8,6 +8,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from elastic_trainer.extensions.board.formulas import FORMULAS
 from elastic_trainer.extensions.board.rebuild import rebuild
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 
@@ -44,7 +45,7 @@ def _assert_same(model: keras.Model, batch: int = 5) -> None:
     def again(images: tf.Tensor, factors: tf.Tensor) -> list[tf.Tensor]:
         feeds = {traced.inputs[0].name: images, traced.inputs[1].name: factors}
         values = {id(variable.handle): tf.identity(variable.read_value()) for variable in variables}
-        return rebuild(traced.graph, traced.graph.outputs, feeds, values)
+        return rebuild(traced.graph, traced.graph.outputs, feeds, values, FORMULAS)
 
     rebuilt = tf.function(again, autograph=False).get_concrete_function(*specs)
     assert not LACKING & {op.type for op in rebuilt.graph.get_operations()}

@@ -14,7 +14,7 @@ from tensorflow.lite.python import schema_py_generated
 import models
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.inference_file import inference_file
-from elastic_trainer.extensions.board.signatures import TrainingFile, WeightedImages, converted_function
+from elastic_trainer.extensions.board.signatures import TrainingFunctions, WeightedImages, converted_function
 from elastic_trainer.machine import silenced
 from elastic_trainer.training.optimizers import make_optimizer
 from elastic_trainer.training.step import TrainStep
@@ -56,9 +56,9 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
     inference = inference_file(model, trained, lambda function: converted_function(model, function))
     assert inference is not None
-    functions = TrainingFile(model, optimizer, [mask], PART, inference.arrays)
+    functions = TrainingFunctions(model, optimizer, [mask], PART, inference.arrays)
     assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
-    content = functions.content
+    content = functions.litert_file()
     interpreter = _interpreter(content)
     runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
     assert "FULLY_CONNECTED" not in operations(
@@ -127,20 +127,20 @@ class _Calls(keras.layers.Layer):
         return self.function(self, inputs) if training else inputs
 
 
-def noise_of(functions: TrainingFile) -> dict[str, list[int]]:
+def noise_of(functions: TrainingFunctions) -> dict[str, list[int]]:
     """The shapes of the random numbers that a step takes."""
     inputs = functions.signatures["gradients"].inputs
     return {name: spec.shape for name, spec in inputs.items() if name.startswith(("random_", "normal_"))}
 
 
-def _file_with(*layers) -> TrainingFile:
+def _file_with(*layers) -> TrainingFunctions:
     """The file that trains a small network with these layers in its middle."""
     keras.utils.set_random_seed(0)
     parts = [keras.layers.Conv2D(4, 3), *layers, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(CLASSES)]
     model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Rescaling(1 / 255), *parts])
     optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [])
     optimizer.build(model.trainable_variables)
-    return TrainingFile(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART)
+    return TrainingFunctions(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART)
 
 
 def test_random_numbers_of_a_step_are_its_inputs():
@@ -155,7 +155,7 @@ def test_random_numbers_of_a_step_are_its_inputs():
     shapes = noise_of(functions)
     kinds = [name[:6] for name in shapes]
     assert kinds.count("normal") == 3 and kinds.count("random") in (3, 4)  # RandomFlip of older Keras has two
-    interpreter = _interpreter(functions.content)
+    interpreter = _interpreter(functions.litert_file())
     runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "gradients")}
     runner["start"]()
     rng = np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_random_numbers_of_a_step_are_its_inputs():
     ],
 )
 def test_what_changes_from_step_to_step_is_refused(layer, message):
-    with pytest.raises(UserError, match=f"--export train_tflite: .*{message}"):
+    with pytest.raises(UserError, match=f"--export: .*{message}"):
         _file_with(layer if isinstance(layer, keras.Layer) else _Calls(layer))
 
 
@@ -196,7 +196,7 @@ def test_a_variable_without_influence_on_the_loss_stays_as_it_is():
     layer = _Calls(lambda layer, inputs: inputs)
     functions = _file_with(layer)
     place = next(k for k, each in enumerate(functions.variables.sources) if each is layer.unused)
-    interpreter = _interpreter(functions.content)
+    interpreter = _interpreter(functions.litert_file())
     names = ("start", "features", "gradients", "update", "state")
     runner = {name: interpreter.get_signature_runner(name) for name in names}
     runner["start"]()

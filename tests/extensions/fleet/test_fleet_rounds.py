@@ -25,8 +25,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import network_record
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.system_memory import resident_memory_mb
-from elastic_trainer.training.closed_form_head import SCALES, SHRINKAGES
-from elastic_trainer.training.feature_sums import FeatureSums
+from elastic_trainer.training.feature_sums import SCALES, SHRINKAGES, FeatureSums
 
 
 def train(weights, seconds=0.3, changes="float32"):
