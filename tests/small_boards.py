@@ -79,7 +79,7 @@ def board_modules(exported):
 
 @pytest.fixture(scope="session")
 def robust_export(tmp_path_factory):
-    """The folder of an export for both engines that starts with a head in closed form, and averages it at the end."""
+    """The folder of an export for both engines, in parts of 8 and 12, whose head starts and ends with a closed form."""
     model = make_small_model()
     masks = {"upper": np.array(["stem" not in name for name in tensor_names(model)])}
     settings = Settings(
@@ -87,12 +87,11 @@ def robust_export(tmp_path_factory):
         learning_rate=0.1,
         gradient_clipping=0.05,
         warmup=0.1,
-        micro_batch=4,
         starts_with_head=True,
         average_head=True,
     )
     folder, recipe = tmp_path_factory.mktemp("robust") / "board", {"augment": "flip", "seed": 3, "test_fraction": 0.25}
-    text = export_training(model, masks, settings, 6, NAMES, folder, recipe, with_graph=True)
+    text = export_training(model, masks, settings, 12, NAMES, folder, recipe, with_graph=True)
     assert "train.pb" in text
     return folder
 

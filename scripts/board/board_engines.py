@@ -1,7 +1,7 @@
 """What computes on a board: LiteRT, or TensorFlow 2.6 or later. Part of board_train.py.
 
-Both call a signature of the export by its name, with arrays by name, and keep the variables between calls. `part` is
-how many images they compute at a time.
+Both call a signature of the export by its name, with arrays by name, say the shapes of its inputs, and keep the
+variables between calls. `part` is how many images they compute at a time.
 """
 
 import importlib
@@ -25,10 +25,16 @@ class LiteRT:
         except (ValueError, RuntimeError, OSError) as error:
             fail(f"{HERE / self.file}: cannot be loaded: {first_line(error)}")
 
-    def call(self, name, values):
+    def runner(self, name):
         if name not in self.runners:
             self.runners[name] = self.interpreter.get_signature_runner(name)
-        return self.runners[name](**values)
+        return self.runners[name]
+
+    def call(self, name, values):
+        return self.runner(name)(**values)
+
+    def inputs(self, name):
+        return {key: tuple(one["shape"]) for key, one in self.runner(name).get_input_details().items()}
 
     def about(self):
         return "LiteRT"
@@ -40,7 +46,7 @@ class TensorFlow:
     name, file, package = "tensorflow", "train.pb", "tensorflow"
 
     def __init__(self, record, threads):
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its own lines
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # none of its own lines
         self.part, self.calls = record["parts"][self.name], {}
         self.module = importlib.import_module("tensorflow")
         tf = self.module.compat.v1
@@ -51,18 +57,24 @@ class TensorFlow:
             definition = tf.GraphDef()
             definition.ParseFromString((HERE / self.file).read_bytes())
             tf.import_graph_def(definition, name="")
+        self.arguments: Dict[str, Any] = {}
         self.results: Dict[str, Any] = {}
         for operation in self.graph.get_operations():
-            signature, _, key = operation.name.partition("/result/")
-            if key:
-                self.results.setdefault(signature, {})[key] = operation.outputs[0]
+            signature, _, key = operation.name.partition("/")
+            if operation.type == "Placeholder":
+                self.arguments.setdefault(signature, {})[key] = operation.outputs[0]
+            elif key.startswith("result/"):
+                self.results.setdefault(signature, {})[key[len("result/") :]] = operation.outputs[0]
         self.session = tf.Session(graph=self.graph, config=config)
 
     def call(self, name, values):
         if name not in self.calls:
-            given = [self.graph.get_tensor_by_name(f"{name}/{key}:0") for key in values]
+            given = [self.arguments[name][key] for key in values]
             self.calls[name] = self.session.make_callable(self.results[name], given)
         return self.calls[name](*values.values())
+
+    def inputs(self, name):
+        return {key: tuple(tensor.shape.as_list()) for key, tensor in self.arguments[name].items()}
 
     def about(self):
         devices = [one.name for one in self.session.list_devices() if one.device_type == "GPU"]

@@ -20,6 +20,11 @@ class Network:
         suffix = "" if name in ("start", "load", "state", "fill") else self.selection["suffix"]
         return self.engine.call(name + suffix, values)
 
+    def inputs(self, name):
+        """The shape of each input but labels and weights."""
+        found = self.engine.inputs(name + self.selection["suffix"])
+        return {key: shape for key, shape in found.items() if key not in ("labels", "weights")}
+
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
         total, rng = np.zeros(2), np.random.default_rng(seed)
@@ -29,7 +34,7 @@ class Network:
                 "labels": np.pad(labels, missing),
                 "weights": np.pad(np.full(len(labels), weight, np.float32), missing),
             }
-            for name, shape in self.selection["inputs"].items():
+            for name, shape in self.inputs("gradients").items():
                 draw = rng.standard_normal if name.startswith("normal") else rng.random  # of noise, of dropout
                 values[name] = features[name] if name in features else draw(shape, np.float32)
             found = self.call("gradients", **values)
@@ -38,7 +43,7 @@ class Network:
         return total
 
     def infer(self, features):
-        return self.call("infer", **{name: features[name] for name in self.selection["infer_inputs"]})
+        return self.call("infer", **{name: features[name] for name in self.inputs("infer")})
 
     def validate(self, examples, photos, has_time):
         """Mean loss and accuracy of `photos`, int [n], and how many there was time for, in a mixed order."""

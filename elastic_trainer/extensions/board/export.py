@@ -264,15 +264,12 @@ def _head_places(model: keras.Model, trained: Sequence[keras.Variable]) -> list[
 
 def _selection_record(name: str, tensors: list[str], step: StepFunctions, suffix: str) -> dict[str, Any]:
     """An entry of "selections" in board.json."""
-    inputs = {key: [*spec.shape] for key, spec in step.signatures["gradients"].inputs.items()}
     return {
         "name": name,
         "suffix": suffix,
         "trained_tensors": len(tensors),
         "tensors": tensors,
         "features": {key: [*spec.shape[1:]] for key, spec in step.features.items()},
-        "inputs": {key: shape for key, shape in inputs.items() if key not in ("labels", "weights")},
-        "infer_inputs": [*step.signatures["infer"].inputs],
     }
 
 

@@ -44,6 +44,10 @@ def graph_file(functions: Mapping[str, Any]) -> bytes:
                 for key, value in results:
                     tf.identity(value, f"{name}/result/{key}")
     definition = graph.as_graph_def()
+    # What the variables were captured by is left without a use.
+    nodes = [node for node in definition.node if not _is_captured(node)]
+    del definition.node[:]
+    definition.node.extend(nodes)
     for node in definition.node:
         _make_portable(node, graph.get_operation_by_name(node.name).op_def)
     if definition.library.function:
@@ -57,6 +61,10 @@ def _variable(handle: Any, name: str) -> tf.Tensor:
     """A variable of the file in the place of an eager one."""
     [data] = handle._handle_data.shape_and_type  # a handle has no public type and shape
     return tf.raw_ops.VarHandleOp(dtype=data.dtype, shape=tf.TensorShape(data.shape), shared_name=name, name=name)
+
+
+def _is_captured(node: Any) -> bool:
+    return node.op == "Placeholder" and node.attr["dtype"].type == tf.resource.as_datatype_enum
 
 
 @cache

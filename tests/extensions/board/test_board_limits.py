@@ -63,7 +63,7 @@ def test_a_deadline_that_reading_the_photos_would_miss_is_refused_early(three_wh
 
 
 def test_a_deadline_is_kept_where_each_step_and_prediction_is_slow(three_wheels, exported, photos, trained, tmp_path):
-    line = "        return self.runners[name](**values)"
+    line = "        return self.runner(name)(**values)"
     slow = changed_copy(
         exported,
         tmp_path / "slow",

@@ -143,7 +143,7 @@ def test_another_selection_trains_the_head_alone_from_the_same_weights(three_whe
 def test_noise_of_a_step_is_normal_and_dropout_uniform(board_modules):
     network, drawn = object.__new__(board_modules.network.Network), {}
     network.part = 1
-    network.selection = {"inputs": {"normal_0": (1, 4000), "random_0": (1, 4000)}}
+    network.inputs = lambda name: {"normal_0": (1, 4000), "random_0": (1, 4000)}
     network.call = lambda name, **values: drawn.update(values) or {"loss": 0.0, "accuracy": 0.0}
     network.step([({}, np.zeros(1, np.int32), 1.0)], 0.1, [3, 7])
     assert abs(drawn["normal_0"].mean()) < 0.1 and abs(drawn["normal_0"].std() - 1) < 0.1
