@@ -14,10 +14,9 @@ import time
 import unicodedata
 from functools import partial
 from pathlib import Path
-from typing import List, Optional  # Python 3.6
 
 import numpy as np
-from board_device import HERE, START, fail, first_line, left, read_json, remove, replace_file, show
+from board_device import CHECKPOINT_SECONDS, HERE, START, fail, first_line, left, read_json, remove, show, write_json
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
 from board_network import Network
@@ -121,7 +120,8 @@ def in_rgb(image):
 class Examples:
     """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
 
-    The system keeps the file in the memory that is left. Photos that were read before are not read again.
+    The system keeps the file in the memory that is left. Photos that were read before are not read again, also if that
+    ended early.
     """
 
     def __init__(self, photos, record, selection, output, args):
@@ -138,9 +138,18 @@ class Examples:
         digests = known.get("digests", [])
         if known.get("key") != key:
             remove(about, path)
+            digests = []
+        if len(digests) < self.count:
             self._check_disk(output, (HERE / args.engine.file).stat().st_size)
-            digests = self._write(path, photos, Network(args.engine(record, args.threads), selection))
-            replace_file(about, lambda file: file.write(json.dumps({"key": key, "digests": digests}).encode()))
+            del digests[len(digests) - len(digests) % self.part :]
+            network = Network(args.engine(record, args.threads), selection)
+            try:
+                self._write(path, photos, digests, network, lambda: write_json(about, {"key": key, "digests": digests}))
+            except OSError as error:
+                fail(f"{path}: cannot be written: {error.strerror}")
+            finally:
+                if not about.exists():
+                    remove(path)
         self.labels = np.array([photo[3] for photo in photos], np.int32)
         intact = [row for row in range(self.count) if digests[row] is not None]
         if len(intact) < self.count and not args.skip_broken:
@@ -160,15 +169,22 @@ class Examples:
         self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), uses]).encode()).hexdigest()
         self.file = path.open("rb")
 
-    def _write(self, path, photos, network):
-        """Write the file. Returns the digest of each photo's content, None if it is broken."""
-        started = first = time.monotonic()
-        digests: List[Optional[int]] = []
-        pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
+    def _write(self, path, photos, digests, network, save):
+        """Write the file from the first photo on that has no digest, and append its digest, None if it is broken.
 
-        def write(file):
-            nonlocal first
-            for start in range(0, len(photos), self.part):
+        `save` writes the digests, from which the next start goes on.
+        """
+        started = first = saved = time.monotonic()
+        before = len(digests)
+        pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
+        with path.open("r+b" if path.exists() else "w+b") as file:
+
+            def keep():
+                file.flush()
+                os.fsync(file.fileno())
+                save()
+
+            for start in range(before, len(photos), self.part):
                 for place, (name, *_, reader) in enumerate(photos[start : start + self.part]):
                     try:
                         encoded = reader()
@@ -184,12 +200,13 @@ class Examples:
                     file.seek((view * self.count + start) * self.bytes)
                     file.write(rows[: len(digests) - start].tobytes())
                 show(f"reading photos: {len(digests)} of {len(photos)}")
-                if start == 0:
+                if start == before:
                     first = time.monotonic()  # the engine makes itself ready in the first part
-                self._check_time(started, first, len(digests))
-
-        replace_file(path, write)
-        return digests
+                self._check_time(started, first, len(digests), before)
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    keep()
+                    saved = time.monotonic()
+            keep()
 
     def _check_disk(self, output, file_bytes):
         """Stop now if the disk has no room for the features and for a checkpoint that replaces another."""
@@ -199,15 +216,15 @@ class Examples:
             fail(f"--output {output}: features of {self.count} photos, and training, take {needed / 1e6:,.0f} MB, and "
                  f"the disk has {free / 1e6:,.0f} MB left; free some, or give another --output")  # fmt: skip
 
-    def _check_time(self, started, first, done):
+    def _check_time(self, started, first, done, before):
         """Stop as soon as it is clear that no time will be left to train after the photos are read.
 
         As after the photos, the program loads the network, trains on a batch at least, and tests a part. A step takes
         about three forward passes.
         """
-        if not 4 * self.part <= done < self.count:
+        if not 4 * self.part <= done - before or done == self.count:
             return
-        a_photo = (time.monotonic() - first) / (done - self.part)
+        a_photo = (time.monotonic() - first) / (done - before - self.part)
         needed = a_photo * (self.count - done + 3 * self.batch + self.part) + (first - started)
         if needed > left(self.deadline):
             total = time.monotonic() - START + needed

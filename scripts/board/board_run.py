@@ -6,12 +6,10 @@ import time
 from typing import Any, Dict  # Python 3.6
 
 import numpy as np
-from board_device import HERE, START, fail, left, remove, replace_file, show, write_json
+from board_device import CHECKPOINT_SECONDS, HERE, START, fail, left, remove, replace_file, show, write_json
 from board_head import average_head, fit, set_head
 from board_memory import peak_memory_mb
 from board_network import Network
-
-CHECKPOINT_SECONDS = 120  # between two of them
 
 
 class Run:
@@ -80,24 +78,27 @@ class Run:
         done = min((step - rise) / max(self.state["steps"] - rise, 1), 1)
         return peak * (step + 1) / rise if step < rise else peak * 0.5 * (1 + math.cos(math.pi * done))
 
-    def fit_head(self):
-        """See `board_head.fit`; None, too, if time for it and for a test would be short."""
-        seconds, testing = self.state["fitting"], max(self.state["validation"], default=0.0)
-        if self.record.get("head") is None or self.time_left() < (seconds or 0.0) + testing:
+    def fit_head(self, has_time):
+        """See `board_head.fit`."""
+        if self.record["head"] is None:
             return None
         start = time.monotonic()
-        found = fit(self.network, self.examples, self.record["head"], self.has_time)
+        found = fit(self.network, self.examples, self.record["head"], has_time)
         self.state["fitting"] = time.monotonic() - start
         return found
 
     def start(self):
         """Write a model before the first step: with the head in closed form if that is better. Training itself starts
-        from the head of the export, as `main.py` does it."""
-        exported = self.network.call("state")
-        found = self.fit_head() if self.recipe["starts_with_head"] else None
+        from the head of the export, as `main.py` does it. Takes at most half of the time that is left."""
+        exported, until = self.network.call("state"), time.monotonic() + self.time_left() / 2
+
+        def has_time():
+            return time.monotonic() < until
+
+        found = self.fit_head(has_time) if self.recipe["starts_with_head"] else None
         if found and found[1]:
             set_head(self.network, self.record["head"], exported, found[0])
-        loss, accuracy, tested = self.validate(self.examples.test)
+        loss, accuracy, tested = self.network.validate(self.examples, self.examples.test, has_time)
         self.state["start"] = {"test_loss": loss, "test_accuracy": accuracy, "is_closed_form": bool(found and found[1])}
         self.keep_best(accuracy, tested)
         self.network.call("load", **exported)
@@ -187,7 +188,9 @@ class Run:
         the run, average the head first."""
         state = self.state
         if state["step"] >= state["steps"] and self.recipe["average_head"]:
-            average_head(self.network, self.record["head"], self.fit_head())
+            needed = (state["fitting"] or 0.0) + max(state["validation"], default=0.0)
+            found = self.fit_head(self.has_time) if needed < self.time_left() else None
+            average_head(self.network, self.record["head"], found)
         start = time.monotonic()
         steps = state["step"] - self.epoch_steps * len(state["epochs"])
         row = {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps}

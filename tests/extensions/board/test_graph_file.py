@@ -71,7 +71,7 @@ def test_the_same_folder_trains_the_same_weights_in_every_engine(
 def test_a_run_in_tensorflow_that_is_killed_ends_as_an_unbroken_one_bit_for_bit(robust_export, photos, tmp_path):
     words = ("--data_dir", photos, "--engine", "tensorflow", "--output")
     run(sys.executable, robust_export, *words, tmp_path / "whole")
-    killed = changed_copy(robust_export, tmp_path / "board", "board_run.py", "SECONDS = 120", "SECONDS = 0")
+    killed = changed_copy(robust_export, tmp_path / "board", "board_device.py", "SECONDS = 120", "SECONDS = 0")
     line = '        state["seconds"] += time.monotonic() - start\n'
     kill = '        if state["step"] == 11: import signal; signal.raise_signal(9)\n'
     replace_in(killed / "board_run.py", line, line + kill)
