@@ -111,6 +111,7 @@ class ElasticTraining(keras.callbacks.Callback):
         if scheme is not None and scheme not in elastic:
             raise UserError(f"scheme {not_one_of(scheme, elastic)}")
         self._decides = scheme is None and interval is None and table is None and memory is None
+        self._is_plain = self._decides and rho == 1
         self._settings = Settings(
             rho=rho,
             memory=_megabytes(memory),
@@ -146,16 +147,15 @@ class ElasticTraining(keras.callbacks.Callback):
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self.model.distribute_strategy.num_replicas_in_sync > 1:
+        if self.model.distribute_strategy.num_replicas_in_sync > 1 and not self._is_plain:
             raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
-        self._trainer = self._task = None
-        self._is_called = False
+        self._trainer, self._task, self._is_called = None, None, False
         self._first_epoch: int | None = None
         self._epoch = self._epoch_steps = self._corrections = 0
         self._payoff: Payoff | None = None
         self._comparison: Comparison | None = None
         self._keras_function, self.model.train_function = self.model.train_function, self._train_function
-        if self._decides and self._settings.rho == 1:
+        if self._is_plain:
             self._leave("rho 1 trains everything")
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

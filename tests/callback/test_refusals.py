@@ -1,6 +1,8 @@
 """What ElasticTraining refuses, in one line, or leaves to plain fit."""
 
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -129,3 +131,13 @@ def test_a_limit_needs_examples_of_one_shape():
     data = tf.data.Dataset.from_generator(lambda: ((p, p) for p in parts), output_signature=(spec, spec))
     with pytest.raises(UserError, match="memory: needs examples of one shape"):
         model.fit(data, verbose=0, callbacks=[ElasticTraining(memory="80%", verbose=0)])
+
+
+@pytest.mark.parametrize(("rho", "is_refused"), [(0.5, True), (1.0, False)])
+def test_several_replicas_are_refused_unless_it_leaves_fit_alone(rho, is_refused):
+    callback, model = ElasticTraining(rho, verbose=0), SimpleNamespace(train_function=None)
+    model.distribute_strategy = SimpleNamespace(num_replicas_in_sync=2)
+    callback.set_model(model)
+    with pytest.raises(UserError, match="one replica") if is_refused else nullcontext():
+        callback.on_train_begin()
+    assert model.train_function is None
