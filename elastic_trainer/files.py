@@ -11,6 +11,7 @@ import re
 import reprlib
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ from elastic_trainer.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+MAX_UNPACKED = 20  # times the size of an archive, beyond 100 MB
 
 
 @contextlib.contextmanager
@@ -109,6 +113,13 @@ def read_json(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
             raise ValueError(f"is not valid JSON: {first_line(error)}") from error
         require(record, fields)
         return record
+
+
+def check_unpacked(file: zipfile.ZipFile) -> None:
+    """Raise `ValueError` if an archive unpacks to far more than it holds; ours, as Keras' and NumPy's, are stored."""
+    packed, unpacked = (sum(getattr(one, kind) for one in file.infolist()) for kind in ("compress_size", "file_size"))
+    if unpacked > max(MAX_UNPACKED * packed, 1e8):
+        raise ValueError(f"unpacks {packed / 1e6:,.1f} MB to {unpacked / 1e6:,.0f} MB")
 
 
 @contextlib.contextmanager

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import atomic_path
+from elastic_trainer.files import atomic_path, check_unpacked
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+
+# Where Keras has classes that a network is made of. Others, such as keras.utils and keras.config, read and write files,
+# or switch safe mode off; Keras before 3.12 takes them from a file, and before 3.9 takes any function of Python.
+_CLASSES = {
+    *("activations", "applications", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics"),
+    *("models", "ops", "optimizers", "quantizers", "random", "regularizers"),
+}
+_FUNCTIONS = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")  # by their name alone
+_NO_FUNCTIONS = ("get", "serialize", "deserialize")
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -87,13 +99,45 @@ def _reason(error: Exception) -> str:
 
 def _load(path: Path | str, imports: bool = True) -> keras.Model:
     with zipfile.ZipFile(path) as file:
-        modules = {*re.findall(r'"module": "(\w+)', file.read("config.json").decode())}
-    if "vit_keras" in modules:
+        check_unpacked(file)
+        config = json.loads(file.read("config.json"))
+    named = [*_named(config)]
+    if any(module.partition(".")[0] == "vit_keras" for module, *_ in named):
         import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
-    if not imports and modules - {"keras", "vit_keras", "builtins"}:
-        raise ValueError("it has custom layers")
+    custom = [each for each in named if not _is_of_keras(*each[:2])]
+    for module, name, registered in custom:
+        if keras.saving.get_registered_object(registered) is None or not (imports or module == "vit_keras.layers"):
+            raise ValueError(
+                f"it has custom layers or functions, such as {module}.{name}, whose code is not in the file"
+            )
     frozen = {FrozenBatchNormalization.__name__: FrozenBatchNormalization}  # that of Keras' layer
-    return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False))
+    return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False, safe_mode=True))
+
+
+def _named(config: Any) -> Iterator[tuple[str, str, str]]:
+    """Module, name and registered name of all classes and functions that the config of a saved model names."""
+    todo = [config]
+    while todo:
+        value = todo.pop()
+        todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        if isinstance(value, dict) and value.get("module") is not None:
+            name = value.get(
+                "config" if value.get("class_name") == "function" else "class_name", value.get("spec_name")
+            )
+            yield str(value["module"]), str(name), str(value.get("registered_name") or name)
+
+
+def _is_of_keras(module: str, name: str) -> bool:
+    """Whether this is a class or function of Keras that networks are made of; its functions may have no module."""
+    if module == "builtins":
+        return name not in _NO_FUNCTIONS and any(hasattr(getattr(keras, part), name) for part in _FUNCTIONS)
+    part = module.removeprefix("keras.").removeprefix("src.").partition(".")[0]
+    try:
+        found = attrgetter(f"{module}.{name}".removeprefix("keras."))(keras)
+    except AttributeError:
+        return False
+    is_part = module == "keras" or (module.startswith("keras.") and part in _CLASSES)
+    return is_part and (isinstance(found, type) or (part in {*_FUNCTIONS, "ops"} and name not in _NO_FUNCTIONS))
 
 
 def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:
