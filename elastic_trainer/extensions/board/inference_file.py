@@ -1,7 +1,8 @@
 """The file for inference that a board fills with the weights it trained, without a converter.
 
 The network is converted once, with random numbers in the place of the weights that will train. Their bytes then show
-where each array is in the file. The board writes the trained arrays to those places.
+where each array is in the file. The board writes the trained arrays to those places. A constant that the converter adds
+to an array, as the 3 of a hard sigmoid to the bias before it, is found by the differences between its values.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.networks.tensors import restored
 
+SMALLEST_SHIFTED = 4  # values of an array that is found by their differences
+SHIFT_ERROR = 1e-5  # of such a difference, by rounding
 # In which other orders of its axes the converter may store a kernel, by their number.
-_OTHER_LAYOUTS = {2: [[1, 0]], 4: [[3, 0, 1, 2]]}
+_OTHER_LAYOUTS = {2: [[1, 0]], 3: [[1, 2, 0], [2, 0, 1]], 4: [[3, 0, 1, 2]]}
 
 
 class InferenceFile(NamedTuple):
@@ -50,22 +53,47 @@ def inference_file(
             variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
         content = convert(infer)
         values = [source().numpy() for source in sources]
-    offsets, layouts = [], []
-    for value in values:
-        for layout in [[*range(value.ndim)], *_OTHER_LAYOUTS.get(value.ndim, ())]:
-            encoded = value.transpose(layout).astype("<f4").tobytes()
-            if content.count(encoded) == 1:
-                offsets.append(content.index(encoded))
-                layouts.append(layout)
-                break
-        else:
-            return None
+    places = [_place(content, value) for value in values]
+    found = [place for place in places if place is not None]
+    if len(found) < len(places):
+        return None
 
     def arrays() -> list[tf.Tensor]:
-        found = zip((source() for source in sources), layouts, strict=True)
-        return [value if layout == sorted(layout) else tf.transpose(value, layout) for value, layout in found]
+        results = []
+        for source, place in zip(sources, found, strict=True):
+            value = source() + place.added if place.added else source()
+            results.append(value if place.layout == sorted(place.layout) else tf.transpose(value, place.layout))
+        return results
 
+    offsets = [place.offset for place in found]
     return InferenceFile(content, offsets, tf.function(arrays, autograph=False).get_concrete_function())
+
+
+class _Place(NamedTuple):
+    """Where an array is in the file: in bytes, in which order of its axes, and what is added to it."""
+
+    offset: int
+    layout: list[int]
+    added: float = 0.0
+
+
+def _place(content: bytes, value: np.ndarray) -> _Place | None:
+    for layout in [[*range(value.ndim)], *_OTHER_LAYOUTS.get(value.ndim, ())]:
+        encoded = value.transpose(layout).astype("<f4").tobytes()
+        if content.count(encoded) == 1:
+            return _Place(content.index(encoded), layout)
+    if value.ndim != 1 or len(value) < SMALLEST_SHIFTED:
+        return None
+    numbers = np.frombuffer(content[: len(content) // 4 * 4], "<f4")  # arrays of the file start at multiples of 4
+    with np.errstate(invalid="ignore", over="ignore"):
+        firsts = numbers[: len(numbers) - len(value) + 1]
+        near = np.abs(numbers[1 : len(firsts) + 1] - firsts - (value[1] - value[0])) < SHIFT_ERROR
+        windows = np.lib.stride_tricks.sliding_window_view(numbers, len(value))[np.flatnonzero(near)]
+        shifts = windows - value
+        matches = np.flatnonzero(np.abs(shifts - shifts[:, :1]).max(axis=1, initial=0.0) < SHIFT_ERROR)
+    if len(matches) != 1:
+        return None
+    return _Place(4 * int(np.flatnonzero(near)[matches[0]]), [0], float(np.float32(shifts[matches[0]].mean())))
 
 
 def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Callable[[], tf.Tensor]]:

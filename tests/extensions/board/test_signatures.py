@@ -208,3 +208,38 @@ def test_a_variable_without_influence_on_the_loss_stays_as_it_is():
     after = runner["state"]()
     moved = [not np.array_equal(before[f"weights_{k}"], after[f"weights_{k}"]) for k in range(5)]
     assert moved == [k != place for k in range(5)]
+
+
+def _gated(inputs):
+    """A squeeze-and-excite block whose hard sigmoid the converter merges with the bias before it."""
+    gate = keras.layers.Dense(8, activation="hard_sigmoid")(keras.layers.GlobalAveragePooling2D()(inputs))
+    return keras.layers.Multiply()([inputs, keras.layers.Reshape((1, 1, 8))(gate)])
+
+
+def _attentive(inputs):
+    rows = keras.layers.Reshape((-1, 8))(inputs)
+    return keras.layers.Reshape((6, 6, 8))(keras.layers.MultiHeadAttention(2, 8)(rows, rows))
+
+
+@pytest.mark.parametrize("block", [_gated, _attentive])
+def test_the_file_for_inference_predicts_with_the_arrays_that_it_gets(block):
+    keras.utils.set_random_seed(0)
+    images = keras.Input((6, 6, 3))
+    features = keras.layers.GlobalAveragePooling2D()(block(keras.layers.Conv2D(8, 3, padding="same")(images)))
+    model = keras.Model(images, keras.layers.Dense(CLASSES)(features))
+    trained = model.trainable_variables
+    inference = inference_file(model, trained, lambda function: converted_function(model, function))
+    assert inference is not None
+    rng = np.random.default_rng(1)
+    for variable in trained:
+        variable.assign(rng.normal(0, 0.5, variable.shape))
+    content = bytearray(inference.content)
+    for offset, array in zip(inference.offsets, inference.arrays(), strict=True):
+        content[offset : offset + 4 * array.numpy().size] = array.numpy().tobytes()
+    filled = _interpreter(bytes(content))
+    filled.allocate_tensors()
+    image = rng.uniform(0, 1, (1, 6, 6, 3)).astype(np.float32)
+    filled.set_tensor(filled.get_input_details()[0]["index"], image)
+    filled.invoke()
+    found = filled.get_tensor(filled.get_output_details()[0]["index"])
+    np.testing.assert_allclose(found, model(image, training=False).numpy(), rtol=1e-4, atol=1e-4)
