@@ -4,7 +4,8 @@
     cut        the tensors that pass from the prefix to the rest, each with a row for each example; their values are
                called features
     rest       the loss, the gradients and the updates, from the features and the targets. What it needs of the prefix
-               that has no such rows, as the list of time steps that a recurrent layer reads, it computes again
+               that has no such rows, as the list of time steps that a recurrent layer reads, it computes again; so
+               it does with what one pointwise convolution makes several times larger, as an expansion of MobileNetV2
 
 The features of an example stay the same for as long as the same tensors train, so a run may cache them
 (`training.features`). A run that does not trains with the `TrainStep` itself. Both parts consist of that
@@ -13,6 +14,7 @@ step's operations, which TensorFlow imports into two functions: no layer is call
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,9 @@ import tensorflow as tf
 from elastic_trainer.datasets.batches import Structure
 from elastic_trainer.networks.graphs import inputs_first, is_stateful, needed_operations
 from elastic_trainer.training.step import BatchFunction, StepValues, TrainStep, as_numbers
+
+CONVOLUTIONS = ("Conv2D", "MatMul", "DepthwiseConv2dNative", "Conv3D", "BatchMatMulV2")
+EXPANSION = 2  # of what is computed again in each step: so many times larger than what it is made of
 
 
 class Cut(NamedTuple):
@@ -81,6 +86,9 @@ def find_cut(step: BatchFunction) -> Cut | None:
     """The cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
     within = prefix_operations(step)
     passing = _passing(step, within)
+    for name in sorted(passing, key=lambda name: -_values(step.graph.get_tensor_by_name(name))):
+        if _is_expansion(step.graph.get_tensor_by_name(name), within, passing):
+            passing.remove(name)
     tensors = [tensor for op in step.graph.get_operations() for tensor in op.outputs if tensor.name in passing]
     return Cut(tensors, within) if _reads_weights(step.graph, tensors) else None
 
@@ -140,6 +148,31 @@ def _passing(step: BatchFunction, prefix: set[str]) -> set[str]:
         else:
             waiting += tensor.op.inputs
     return passing
+
+
+def _values(tensor: Any) -> int:
+    """How many values `tensor` has for each example."""
+    return math.prod(tensor.shape[1:].as_list())
+
+
+def _is_expansion(tensor: Any, prefix: set[str], passing: Collection[str]) -> bool:
+    """Whether the other tensors that pass give `tensor` by one pointwise convolution, and are much smaller.
+
+    Computed in each step, it takes about the time of reading it from the features, and none of their room.
+    """
+    if not all(each is not None for name in passing for each in tensor.graph.get_tensor_by_name(name).shape[1:]):
+        return False
+    waiting, sources, convolutions = [tensor.op], dict[str, int](), 0
+    for op in waiting:  # which grows
+        convolutions += op.type in CONVOLUTIONS
+        if not op.inputs or (op.type in CONVOLUTIONS and op.inputs[1].shape[:-2].num_elements() != 1):
+            return False
+        for each in op.inputs:
+            if each.name in passing and each is not tensor:
+                sources[each.name] = _values(each)
+            elif each.op.name in prefix and each.op not in waiting:
+                waiting.append(each.op)
+    return convolutions == 1 and _values(tensor) >= EXPANSION * sum(sources.values())
 
 
 def _has_rows(tensor: Any, count: int) -> bool:

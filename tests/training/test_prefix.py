@@ -148,6 +148,25 @@ def test_a_residual_network_has_two_cut_tensors_inside_a_block():
     assert len(split_of(step).dtypes) == 2
 
 
+@pytest.mark.parametrize(("factor", "kernel", "count"), [(6, 1, 1), (1, 1, 2), (6, 3, 2)])
+def test_an_expansion_is_computed_again_rather_than_kept(factor, kernel, count):
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layers.Conv2D(4, 3, padding="same")(inputs)
+    expanded = layers.ReLU(6)(layers.Conv2D(4 * factor, kernel, padding="same")(x))
+    inner = layers.Conv2D(4, 1)(layers.DepthwiseConv2D(3, padding="same", name="inner")(expanded))
+    outputs = layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Add()([x, inner])))
+    model = keras.Model(inputs, outputs)
+    mask = np.array(["inner" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
+    optimizer, (images, labels) = built_optimizer("sgd", model), batch()
+    step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
+    split = split_of(step)
+    assert len(split.dtypes) == count
+    expected = changed_by(model, optimizer, lambda: step(images, labels))
+    got = changed_by(model, optimizer, lambda: split(split.prefix(images), labels))
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_nothing_is_cut_where_all_tensors_train():
     model = make_small_model()
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH)
