@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 START = time.monotonic()
-CHECKPOINT_SECONDS = 120  # between two of them
 HERE = Path(__file__).resolve().parent
 FIELDS = ("id", "classes", "size", "parts", "variables", "selections", "recipe", "offsets")  # of board.json
 COPY_AGAIN = "copy the folder of the export again"

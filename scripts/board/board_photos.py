@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from board_device import CHECKPOINT_SECONDS, HERE, START, fail, first_line, left, read_json, remove, show, write_json
+from board_device import HERE, START, fail, first_line, left, read_json, remove, show, write_json
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
 from board_network import Network
@@ -130,6 +130,7 @@ class Examples:
         self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
         self.views = 2 if record["recipe"]["augment"] == "flip" else 1
         self.deadline, self.batch = args.deadline, record["recipe"]["batch_size"]
+        self.checkpoint_minutes = args.checkpoint_minutes
         if photos[0][4] is not None and args.test_fraction:
             fail("--test_fraction: the photos have a folder for testing; leave it out")
         path, about = output / "features.bin", output / "features.json"
@@ -203,7 +204,7 @@ class Examples:
                 if start == before:
                     first = time.monotonic()  # the engine makes itself ready in the first part
                 self._check_time(started, first, len(digests), before)
-                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                if time.monotonic() - saved > 60 * self.checkpoint_minutes:
                     keep()
                     saved = time.monotonic()
             keep()

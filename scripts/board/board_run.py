@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict  # Python 3.6
 
 import numpy as np
-from board_device import CHECKPOINT_SECONDS, HERE, START, fail, left, remove, replace_file, show, write_json
+from board_device import HERE, START, fail, left, remove, replace_file, show, write_json
 from board_head import average_head, fit, set_head
 from board_memory import peak_memory_mb
 from board_network import Network
@@ -173,7 +173,7 @@ class Run:
             f"epoch {len(state['epochs']) + 1} of {self.recipe['num_epochs']}, step {done} of {self.epoch_steps}: "
             f"loss {loss:.3f}, accuracy {accuracy:.1%}, {1e3 * step_s:.1f} ms a step, {left:.0f} s left"
         )
-        if time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if time.monotonic() - self.saved > 60 * self.args.checkpoint_minutes:
             self.save()
 
     def time_left(self):

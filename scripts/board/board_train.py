@@ -71,6 +71,7 @@ def parsed(record):
     add("--deadline", type=duration, metavar="TIME", help="end by then: seconds, or 90m, or 2.5h")
     add("--engine", choices=[*ENGINES], help="what computes (default: the first of them that is installed)")
     add("--threads", type=int, metavar="N", help="default: 1 in LiteRT, all in TensorFlow")
+    add("--checkpoint_minutes", type=float, default=2, metavar="N", help="what a power cut may lose (default: 2)")
     add("--skip_broken", action="store_true", help="leave out photos that cannot be decoded")
     add("--resume", action="store_true", help="continue the run in the output folder, if there is one")
     add("--overwrite", action="store_true", help="replace the run in the output folder")
@@ -79,6 +80,8 @@ def parsed(record):
     for name in ("num_epochs", "learning_rate", "deadline", "threads"):
         if getattr(args, name) is not None and not 0 < getattr(args, name) < 1e9:
             fail(f"--{name}: must be above 0 and below 1e9, not {getattr(args, name):g}")
+    if not 0 <= args.checkpoint_minutes < 1e9:
+        fail(f"--checkpoint_minutes: must be at least 0, not {args.checkpoint_minutes:g}")
     if args.test_fraction is not None and not 0 < args.test_fraction <= 0.9:
         fail(f"--test_fraction: must be above 0 and at most 0.9, not {args.test_fraction:g}")
     if args.data_dir is None and not args.profile:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from conftest import SIZE, make_small_model, make_table
-from small_boards import NAMES, changed_copy, replace_in, run, weights_of
+from small_boards import NAMES, changed_copy, run, weights_of
 
 import data
 from elastic_trainer.errors import UserError
@@ -85,12 +85,11 @@ def assert_as_unbroken(output, trained):
 
 def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(three_wheels, exported, photos, trained, tmp_path):
     output = tmp_path / "out"
-    # The same program, with a checkpoint after every step and a pause in which it is stopped.
-    slow = changed_copy(exported, tmp_path / "slow", "board_device.py", "SECONDS = 120", "SECONDS = 0")
-    replace_in(slow / "board_run.py", "        self.saved = ", "        time.sleep(0.1); self.saved = ")
-    with subprocess.Popen(
-        [three_wheels, slow / "board_train.py", "--data_dir", photos, "--output", output], stderr=subprocess.PIPE
-    ) as process:
+    # The same program, with a pause after each checkpoint, in which it is stopped.
+    pause = "        time.sleep(0.1); self.saved = "
+    slow = changed_copy(exported, tmp_path / "slow", "board_run.py", "        self.saved = ", pause)
+    words = ["--data_dir", photos, "--output", output, "--checkpoint_minutes", "0"]
+    with subprocess.Popen([three_wheels, slow / "board_train.py", *words], stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
         while not (output / "checkpoint.npz").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -106,9 +105,9 @@ def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(three_wheels
 
 def test_photos_that_were_read_before_a_power_cut_are_not_read_again(three_wheels, exported, photos, trained, tmp_path):
     loop = "            for start in range(before, len(photos), self.part):\n"
-    killed = changed_copy(exported, tmp_path / "killed", "board_device.py", "SECONDS = 120", "SECONDS = 0")
-    replace_in(killed / "board_photos.py", loop, loop + "                if start == 40: os.kill(os.getpid(), 9)\n")
-    run(three_wheels, killed, "--data_dir", photos, "--output", tmp_path / "out", code=-9)
+    kill = "                if start == 40: os.kill(os.getpid(), 9)\n"
+    killed = changed_copy(exported, tmp_path / "killed", "board_photos.py", loop, loop + kill)
+    run(three_wheels, killed, "--data_dir", photos, "--output", tmp_path / "out", "--checkpoint_minutes", 0, code=-9)
     says = changed_copy(
         exported, tmp_path / "says", "board_photos.py", loop, "            print('from', before)\n" + loop
     )
@@ -122,11 +121,10 @@ def test_a_run_that_is_killed_while_it_validates_validates_that_epoch_again(
     epoch, three_wheels, exported, photos, trained, tmp_path
 ):
     output = tmp_path / "out"
-    folder = changed_copy(exported, tmp_path / "board", "board_device.py", "SECONDS = 120", "SECONDS = 0")
     killed = f"        if len(state['epochs']) == {epoch - 1}: import signal; signal.raise_signal(9)\n"
     at = '        steps = state["step"] - self.epoch_steps * len(state["epochs"])\n'
-    replace_in(folder / "board_run.py", at, killed + at)
-    run(three_wheels, folder, "--data_dir", photos, "--output", output, code=-9)
+    folder = changed_copy(exported, tmp_path / "board", "board_run.py", at, killed + at)
+    run(three_wheels, folder, "--data_dir", photos, "--output", output, "--checkpoint_minutes", 0, code=-9)
     run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
     assert_as_unbroken(output, trained)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_boards import changed_copy, replace_in, run, weights_of
+from small_boards import changed_copy, run, weights_of
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.graph_file import graph_file
@@ -71,11 +71,10 @@ def test_the_same_folder_trains_the_same_weights_in_every_engine(
 def test_a_run_in_tensorflow_that_is_killed_ends_as_an_unbroken_one_bit_for_bit(robust_export, photos, tmp_path):
     words = ("--data_dir", photos, "--engine", "tensorflow", "--output")
     run(sys.executable, robust_export, *words, tmp_path / "whole")
-    killed = changed_copy(robust_export, tmp_path / "board", "board_device.py", "SECONDS = 120", "SECONDS = 0")
     line = '        state["seconds"] += time.monotonic() - start\n'
     kill = '        if state["step"] == 11: import signal; signal.raise_signal(9)\n'
-    replace_in(killed / "board_run.py", line, line + kill)
-    run(sys.executable, killed, *words, tmp_path / "out", code=-9)
+    killed = changed_copy(robust_export, tmp_path / "board", "board_run.py", line, line + kill)
+    run(sys.executable, killed, *words, tmp_path / "out", "--checkpoint_minutes", 0, code=-9)
     run(sys.executable, robust_export, *words, tmp_path / "out", "--resume")
     for name, value in weights_of(tmp_path / "whole").items():
         np.testing.assert_array_equal(weights_of(tmp_path / "out")[name], value)
