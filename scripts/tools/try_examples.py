@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import hashlib
-import multiprocessing
 import os
 import socket
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partialmethod
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,11 @@ import tensorflow as tf
 import utils
 from elastic_trainer import ElasticTraining, freeze_batch_norm
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
-from elastic_trainer.options import whole_number
+from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.files import reading
 from elastic_trainer.timing import measuring, profiling
 
-MODES = ("plain", "1", "0.5")
-# Most give three batches of data. `noise` is in 0…1, `whole(n, …)` in 0…n-1, `classes` is one-hot.
+# Most give three batches of data.
 SCRIPTS = {
     "vision/knowledge_distillation": "x_train, y_train = noise(96, 28, 28, 1), whole(10, 96)",
     "vision/image_classification_efficientnet_fine_tuning": """
@@ -94,52 +94,39 @@ encoder_input_data = noise(240, 8, 12); decoder_input_data = decoder_target_data
 batch_size = 64; num_features = 1433; num_classes = 3; x_train = whole(2, 226, 1433); y_train = whole(3, 226)
 graph_info = (noise(300, 1433), whole(300, 2, 1600), tf.ones(1600)); x_train = np.arange(226)""",
 }
+rng, slices = np.random.default_rng(0), tf.data.Dataset.from_tensor_slices
+NAMES: dict[str, Any] = {  # what the lines of `SCRIPTS` and the scripts find
+    "noise": lambda *shape: rng.random(shape, np.float32),
+    "whole": lambda below, *shape: rng.integers(0, below, shape),
+    "classes": lambda count, rows: np.eye(count, dtype=np.float32)[rng.integers(0, count, rows)],
+    "batches": lambda size, *parts: slices(parts if parts[1:] else parts[0]).batch(size),
+    **{"keras": keras, "np": np, "tf": tf, "__name__": "__main__"},
+}
 
 
-def made_up_data() -> dict[str, Any]:
-    """The functions that the lines of `SCRIPTS` call."""
-    rng, slices = np.random.default_rng(0), tf.data.Dataset.from_tensor_slices
-    return {
-        "noise": lambda *shape: rng.random(shape, np.float32),
-        "whole": lambda below, *shape: rng.integers(0, below, shape),
-        "classes": lambda count, rows: np.eye(count, dtype=np.float32)[rng.integers(0, count, rows)],
-        "batches": lambda size, *parts: slices(parts if parts[1:] else parts[0]).batch(size),
-        **{"keras": keras, "np": np, "tf": tf, "__name__": "__main__"},
-    }
+def bound(statement: Any) -> set[str]:
+    """Names that an import, a definition or an assignment binds."""
+    targets = ast.walk(ast.Tuple(getattr(statement, "targets", [])))
+    imported = {each.asname or each.name for each in getattr(statement, "names", [])}
+    return imported | {each.id for each in targets if isinstance(each, ast.Name)} | {getattr(statement, "name", "")}
 
 
-def bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement binds."""
-    if isinstance(statement, (ast.Assign, ast.AugAssign)):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return {name.id for each in targets for name in ast.walk(each) if isinstance(name, ast.Name)}
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {one.asname or one.name for one in statement.names}
-    return {statement.name} if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else set()
-
-
-def run_statements(program: str, given: str) -> list[str]:
-    """Run a script as the module's header says; returns what failed, in words."""
-    names, lines, failed = made_up_data(), ast.parse(given).body, []
-    replaced = set().union(*map(bound, lines))
+def replaced(program: str, given: str) -> list[ast.stmt]:
+    """The statements of a script, with those of `given`, an entry of `SCRIPTS`, in their places."""
+    lines, statements = ast.parse(given).body, []
+    names = set().union(*map(bound, lines)) - {""}
     for statement in ast.parse(program).body:
-        todo = [statement]
-        if found := bound(statement) & replaced:
-            end = next((place for place, line in enumerate(lines, start=1) if bound(line) & found), 0)
-            todo, lines = lines[:end], lines[end:]
-        for one in todo:
-            try:
-                exec(compile(ast.Module([one], []), "script", "exec"), names)
-            except Exception as error:
-                if not isinstance(error, NameError):  # those follow from others
-                    failed.append(f"line {one.lineno}: {str(error).strip().partition(chr(10))[0]}")
-    return failed
+        found = bound(statement) & names
+        end = next((place for place, line in enumerate(lines, start=1) if bound(line) & found), 0)
+        statements += lines[:end] if found else [statement]
+        lines = lines[end:]
+    return statements
 
 
-def run_script(program: str, given: str, mode: str, cache: str, place: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """What each `fit` of a script did, and what failed in it."""
-    os.chdir(place)
-    os.environ.update(XDG_CACHE_HOME=cache, MPLBACKEND="agg")
+def run_script(program: str, given: str, rho: float, folder: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """What each `fit` of a script did, plain if `rho` is 0, and what failed in the script."""
+    os.chdir(tempfile.mkdtemp(dir=folder))
+    os.environ.update(XDG_CACHE_HOME=folder, MPLBACKEND="agg")
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     socket.getaddrinfo = keras.utils.get_file = None  # type: ignore[assignment]  # nothing is downloaded
@@ -148,59 +135,51 @@ def run_script(program: str, given: str, mode: str, cache: str, place: str) -> t
     keras.config.set_max_epochs(2)
     keras.utils.set_random_seed(0)
     tf.config.experimental.enable_op_determinism()
-    fit, fits = keras.Model.fit, []
-
-    def recorded_fit(model: keras.Model, *args: Any, callbacks: Any = None, **more: Any) -> Any:
-        freeze_batch_norm(model)
-        if not model.built:  # else its variables are made in the first step
-            model.predict(args[0] if args else more["x"], steps=1)
-        before: list[np.ndarray] = []
-        start = keras.callbacks.LambdaCallback(on_train_begin=lambda _: before.extend(values_of(model)))
-        elastic = [] if mode == "plain" else [ElasticTraining(float(mode), interval=1)]
+    fits: list[dict[str, Any]] = []
+    failed = []
+    keras.Model.fit = partialmethod(recorded_fit, keras.Model.fit, rho, fits)
+    for statement in replaced(program, given):
         try:
-            history = fit(model, *args, **more, callbacks=[start, *(callbacks or []), *elastic])
-        except UserError as error:
-            fits.append({"refused": str(error)})
-            return fit(model, *args, **more, callbacks=callbacks)  # for what follows in the script
-        record: dict[str, Any] = {"model": model.name}
-        after = values_of(model)
-        record["moved"] = [not np.array_equal(*pair) for pair in zip(before, after, strict=True)]
-        record["results"] = history.history, hashlib.sha256(b"".join(one.tobytes() for one in after)).hexdigest()
-        with contextlib.suppress(UserError):  # there is no history if it left the fit alone
-            for each in elastic:
-                record["selected"] = np.any([one.mask for one in each.history.selections], axis=0).tolist()
-        fits.append(record)
-        return history
-
-    keras.Model.fit = recorded_fit
-    return fits, run_statements(program, given)
+            exec(compile(ast.Module([statement], []), "script", "exec"), NAMES)
+        except Exception as error:
+            if not isinstance(error, NameError):  # those follow from others
+                failed.append(f"line {statement.lineno}: {first_line(error)}")
+    return fits, failed
 
 
-def values_of(model: keras.Model) -> list[np.ndarray]:
-    return [variable.numpy() for variable in model.trainable_variables]
-
-
-def in_process(*arguments: Any, seconds: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """`run_script` in a copy of this process, which has imported TensorFlow and made nothing with it."""
-    with tempfile.TemporaryDirectory() as place, multiprocessing.get_context("fork").Pool(1) as pool:
-        try:
-            return pool.apply_async(run_script, (*arguments, place)).get(seconds)
-        except multiprocessing.TimeoutError:
-            return [], [f"takes longer than {seconds} s"]
+def recorded_fit(model: keras.Model, fit: Any, rho: float, fits: list[dict[str, Any]], *args: Any, **more: Any) -> Any:
+    """`fit`, as `run_script` says, with what it did added to `fits`."""
+    freeze_batch_norm(model)
+    if not model.built:  # else its variables are made in the first step
+        model.predict(args[0] if args else more["x"], steps=1)
+    elastic, record = ElasticTraining(rho or 1, interval=1), {"model": model.name, "said": []}
+    elastic._say = record["said"].append  # type: ignore[method-assign]
+    fits.append(record)
+    before = [variable.numpy() for variable in model.trainable_variables]
+    callbacks = [*(more.pop("callbacks", None) or []), *([elastic] if rho else [])]
+    try:
+        history = fit(model, *args, **more, callbacks=callbacks)
+    except UserError as error:
+        record["said"].append(f"refused: {error}")
+        raise
+    after = [variable.numpy() for variable in model.trainable_variables]
+    record["moved"] = [not np.array_equal(*pair) for pair in zip(before, after, strict=True)]
+    record["results"] = history.history, [each.tobytes() for each in after]
+    with contextlib.suppress(UserError):  # there is no history if it left the fit alone
+        record["selected"] = [selection.mask for selection in elastic.history.selections]
+    return history
 
 
 def verdict(plain: dict[str, Any], one: dict[str, Any]) -> str:
-    """What ElasticTraining did in a fit, whose plain run is `plain`."""
-    if "refused" in one:
-        return f"refused: {one['refused']}"
-    if "selected" not in one:
-        return "left alone"
-    if any(moved > selected for moved, selected in zip(one["moved"], one["selected"], strict=True)):
+    """What ElasticTraining did in a fit, whose plain run is `plain`; with numbers of tensors at each selection."""
+    if "selected" not in one:  # refused, or left alone
+        return one["said"][-1]
+    if np.greater(one["moved"], np.any(one["selected"], axis=0)).any():
         return "tensors moved that were not selected"
-    if one["moved"] != plain["moved"]:
-        return f"{sum(one['moved'])} of {sum(plain['moved'])} moved"
     if one["results"] == plain["results"]:
         return "equal"
+    if np.greater(plain["moved"], one["selected"]).any():
+        return f"{' and '.join(str(mask.sum()) for mask in one['selected'])} of {sum(plain['moved'])}"
     losses, expected = one["results"][0]["loss"], plain["results"][0]["loss"]
     return f"losses differ by up to {np.max(np.abs(np.divide(losses, expected) - 1)):.0e}"
 
@@ -209,23 +188,21 @@ def main() -> None:
     parser = OneLineParser(prog="try_examples.py", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="DIR", help="the folder examples of a checkout of keras-io")
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="scripts whose path contains one")
-    parser.add_argument("--seconds", type=whole_number(1, 36000), default=600, help="of a run; default: %(default)s")
     args = parser.parse_args()
-    paths = {name: args.folder / f"{name}.py" for name in SCRIPTS if any(word in name for word in args.only)}
-    if not any(path.exists() for path in paths.values()):
-        raise UserError(f"{args.folder}: has none of the scripts, such as {next(iter(SCRIPTS))}.py")
     print("| script | fit | tensors | ρ = 1 | ρ = 0.5 |\n|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as cache:
-        for name, path in paths.items():
-            if not path.exists():
-                continue
+    for name in (name for name in SCRIPTS if any(word in name for word in args.only)):
+        with reading(path := args.folder / f"{name}.py"):
             program = path.read_text(encoding="utf-8")
-            runs = [in_process(program, SCRIPTS[name], mode, cache, seconds=args.seconds) for mode in MODES]
-            for plain, *others in zip(*(fits for fits, _ in runs), strict=False):
-                cells = [plain["model"], str(len(plain["moved"])), *(verdict(plain, one) for one in others)]
-                print(f"| {name} | {' | '.join(cells)} |", flush=True)
-            if len({len(fits) for fits, _ in runs}) > 1 or not runs[0][0]:
-                print(f"| {name} | failed: {sorted({one for _, failed in runs for one in failed})} | | | |", flush=True)
+        runs = []
+        with tempfile.TemporaryDirectory() as folder:
+            for rho in (0, 1, 0.5):  # this process has imported TensorFlow, and made nothing with it
+                with ProcessPoolExecutor(1, get_context("fork")) as pool:
+                    runs.append(pool.submit(run_script, program, SCRIPTS[name], rho, folder).result())
+        for plain, *others in zip(*(fits for fits, _ in runs), strict=False):
+            cells = [plain["model"], str(len(plain["moved"])), *(verdict(plain, one) for one in others)]
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        if len({len(fits) for fits, _ in runs}) > 1 or not runs[0][0]:
+            print(f"| {name} | failed: {sorted({one for _, failed in runs for one in failed})} | | | |", flush=True)
 
 
 if __name__ == "__main__":
