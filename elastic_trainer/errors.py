@@ -1,11 +1,26 @@
-"""Errors that the user can fix, and text in one line (imports nothing of the project)."""
+"""Errors that the user can fix, packages that may be missing, and text in one line (imports nothing of the project).
+
+`pip install elastic-trainer` installs what training needs. What else a part of the package imports is an extra.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+# Module -> its package, and the extra of pyproject.toml that has it.
+EXTRAS = {
+    "tensorflow_datasets": ("tensorflow-datasets", "data"),
+    "importlib_resources": ("importlib-resources", "data"),
+    "sklearn": ("scikit-learn", "data"),
+    "PIL": ("pillow", "data"),
+    "vit_keras": ("vit-keras", "vit"),
+    "cv2": ("opencv-python-headless", "vit"),
+    "matplotlib": ("matplotlib", "plots"),
+    "tensorboard": ("tensorboard", "plots"),
+}
 START_AGAIN = "start again with --overwrite instead of --resume"  # where a run cannot go on
 
 
@@ -19,6 +34,19 @@ class Stopped(Exception):  # noqa: N818
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)
         self.number = number
+
+
+@contextmanager
+def importing(what: str) -> Iterator[None]:
+    """A block that imports packages of an extra, for `what`. Raises `UserError` if one is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        package, extra = EXTRAS[module]
+        raise UserError(f'{what}: needs {package}; pip install "elastic-trainer[{extra}]"') from error
 
 
 def first_line(error: BaseException) -> str:

@@ -3,13 +3,13 @@
 import shutil
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
+from importlib import metadata
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import make_small_model
+from environments import make_environment
 from PIL import Image
 
 from elastic_trainer.extensions.board.export import export_training
@@ -22,14 +22,8 @@ NAMES = ["ant", "bee", "cat"]
 @pytest.fixture(scope="session")
 def three_wheels(tmp_path_factory):
     """Python of an environment with three packages; TensorFlow is not among them."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    [packages] = folder.glob("lib/python*/site-packages")
-    here = Path(sysconfig.get_paths()["purelib"])
-    for name in ("numpy", "numpy.libs", "PIL", "pillow.libs", "ai_edge_litert"):
-        if (here / name).exists():
-            (packages / name).symlink_to(here / name)
-    python = folder / "bin" / "python"
+    packages = map(metadata.distribution, ("numpy", "pillow", "ai-edge-litert"))
+    python = make_environment(tmp_path_factory.mktemp("environment"), packages)
     assert subprocess.run([python, "-c", "import tensorflow"], capture_output=True, check=False).returncode
     return python
 

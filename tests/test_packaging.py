@@ -12,10 +12,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from environments import make_environment, needed
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import elastic_trainer
+from elastic_trainer.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 TWO_STEPS = """
@@ -45,6 +47,48 @@ assert losses[1] < losses[0], losses
 assert moved == head and len(head) == 2, moved
 print(elastic_trainer.__file__)
 print(elastic_trainer.__version__)
+"""
+LIGHT = """
+import importlib, pkgutil
+from functools import partial
+from pathlib import Path
+import keras, numpy as np
+import elastic_trainer
+from elastic_trainer.datasets.sources import find
+from elastic_trainer.evaluation.export import Interpreter, convert
+from elastic_trainer.evaluation.pictures import draw_confusion
+from elastic_trainer.networks.architectures import build_backbone
+from elastic_trainer.settings import DataSettings
+from elastic_trainer.timing import measuring, profiling
+
+modules = [module.name for module in pkgutil.walk_packages(elastic_trainer.__path__, "elastic_trainer.")]
+for attempt in (
+    *(partial(importlib.import_module, name) for name in modules if "fleet" not in name),
+    lambda: find(DataSettings(dataset_name="digits")),
+    lambda: find(DataSettings(dataset_name="stanford_dogs", data_dir=Path("."))),
+    lambda: build_backbone("vit", 32, "imagenet", 1.0),
+    lambda: draw_confusion(np.eye(2), ["a", "b"]),
+):
+    try:
+        attempt()
+    except elastic_trainer.UserError as error:
+        print(error)
+
+measuring.CALIBRATION, measuring.MAX_ROUNDS = measuring.QUICK_CALIBRATION, measuring.MIN_ROUNDS
+profiling.MAX_TRACED = profiling.MIN_TRACED
+keras.utils.set_random_seed(0)
+convolutions = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(4)]
+layers = [keras.Input((24, 24, 3)), *convolutions, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+model = keras.Sequential(layers)
+model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+images, labels = np.random.default_rng(0).normal(size=(64, 24, 24, 3)).astype("float32"), np.arange(64) % 3
+before = [variable.numpy() for variable in model.trainable_variables]
+elastic = elastic_trainer.ElasticTraining(0.7, table="table", scheme="elastic_training_upper_part", verbose=0)
+model.fit(images, labels, 8, epochs=2, callbacks=[elastic], verbose=0)
+moved = [(variable.numpy() != old).any() for variable, old in zip(model.trainable_variables, before)]
+assert moved == elastic.history.selection.mask.tolist() and 0 < sum(moved) < len(moved), moved
+logits = Interpreter(convert(model, quantise=False))(images[0])
+assert np.allclose(logits, model(images[:1])[0], atol=1e-4), logits
 """
 
 
@@ -106,22 +150,49 @@ def listed(name: str) -> set[Requirement]:
     return {Requirement(line) for line in lines if line and not line.startswith("-r ")}
 
 
-@pytest.mark.parametrize(("extra", "name"), [("", "requirements.txt"), ("dev", "requirements-dev.txt")])
-def test_the_wheel_requires_what_the_requirements_say(
-    distribution: metadata.Distribution, extra: str, name: str
-) -> None:
+def required(distribution: metadata.Distribution, extra: str) -> set[Requirement]:
+    """What the wheel requires for an extra; "" for what it always requires."""
     found = set()
     for requirement in map(Requirement, distribution.requires or []):
         marker = str(requirement.marker or "")
         requirement.marker = None
         if marker == (f'extra == "{extra}"' if extra else ""):
             found.add(requirement)
-    assert found == listed(name) != set()
+    return found
+
+
+def test_the_wheel_requires_what_the_requirements_say(distribution: metadata.Distribution) -> None:
+    extras = {name: required(distribution, name) for name in ("data", "vit", "plots")}
+    assert all(extras.values())
+    assert required(distribution, "").union(*extras.values()) == listed("requirements.txt")
+    assert required(distribution, "all") == {Requirement("elastic-trainer[data,vit,plots]")}
+    assert required(distribution, "dev") == listed("requirements-dev.txt") | {Requirement("elastic-trainer[all]")}
+    for extra, found in extras.items():
+        names = {package for package, name in EXTRAS.values() if name == extra}
+        assert {each.name for each in found} - {"tensorboard-plugin-profile"} == names
+
+
+def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
+    installed: Path, distribution: metadata.Distribution, tmp_path: Path
+) -> None:
+    always = needed(str(requirement) for requirement in required(distribution, ""))
+    python = make_environment(tmp_path / "light", always)
+    written = run([str(python), "-c", LIGHT], tmp_path, PYTHONPATH=str(installed), XDG_CACHE_HOME=str(tmp_path))
+    missing = {line.partition(": needs ")[::2] for line in written.splitlines()}
+    assert missing == {
+        ("reading images", 'pillow; pip install "elastic-trainer[data]"'),
+        ("data.py show", 'pillow; pip install "elastic-trainer[data]"'),
+        ("--dataset_name digits", 'scikit-learn; pip install "elastic-trainer[data]"'),
+        ("--dataset_name stanford_dogs", 'tensorflow-datasets; pip install "elastic-trainer[data]"'),
+        ("--model_name vit", 'vit-keras; pip install "elastic-trainer[vit]"'),
+        ("drawing a confusion matrix", 'matplotlib; pip install "elastic-trainer[plots]"'),
+        ("TensorBoard's events", 'tensorboard; pip install "elastic-trainer[plots]"'),
+    }
 
 
 def test_the_wheel_says_what_it_is(distribution: metadata.Distribution) -> None:
     about = distribution.metadata
-    assert set(about.get_all("Provides-Extra") or []) == {"dev"}
+    assert set(about.get_all("Provides-Extra") or []) == {"all", "data", "dev", "plots", "vit"}
     assert about["License-Expression"] == "MIT"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"name: {about['Author']}\n" in citation

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps
 
-from elastic_trainer.errors import first_line, printable
+from elastic_trainer.errors import first_line, importing, printable
+
+with importing("reading images"):
+    from PIL import Image, ImageOps
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"

@@ -15,15 +15,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.decoding import ImageSource, content, decode, decode_failure
 from elastic_trainer.datasets.digests import digest, file_digest
 from elastic_trainer.files import TEXT, atomic_large_path, nullable, number, remove_leftovers, require, write_json
 from elastic_trainer.machine import available_memory_mb
+
+if TYPE_CHECKING:
+    from elastic_trainer.datasets.decoding import ImageSource
 
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
@@ -160,6 +162,7 @@ def _decode_all(parts: Sequence[ImageFiles], size: int, keep: Callable[[np.ndarr
 
 def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, Example]]:
     """Decode all images on all cores, in order: uint8 [size, size, 3], or None if it cannot be read, and the rest."""
+    from elastic_trainer.datasets.decoding import content, decode, decode_failure  # needs an extra
 
     def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, Example]:
         index, (source, label) = example

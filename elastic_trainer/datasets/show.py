@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
-
 from elastic_trainer.datasets.images import decoded
 from elastic_trainer.datasets.sources import find
+from elastic_trainer.errors import importing
 from elastic_trainer.files import atomic_path
 from elastic_trainer.settings import DataSettings
+
+with importing("data.py show"):
+    from PIL import Image, ImageDraw, ImageFont
 
 THUMBNAIL, GAP, CAPTION = 112, 6, 16  # pixels
 SHEET_IMAGES = 60  # approximate size of a contact sheet, which shows at least one image of each class

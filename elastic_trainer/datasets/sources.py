@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, importing
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import DataSettings
@@ -70,8 +70,9 @@ def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trai
 
 def read_digits() -> DataSource:
     """The 1,797 digits (8×8, grey) as RGB images, half of them for training, stratified by class."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    with importing("--dataset_name digits"):
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     images = np.repeat(np.round(digits.images * (255 / 16)).astype(np.uint8)[..., None], 3, axis=-1)
@@ -88,7 +89,8 @@ def read_digits() -> DataSource:
 
 def _builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     load_tensorflow()
-    import tensorflow_datasets as tfds
+    with importing(f"--dataset_name {name}"):
+        import tensorflow_datasets as tfds
 
     return tfds.builder(name, data_dir=data_dir)
 
@@ -126,9 +128,9 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
 
 def read_tfds(name: str, data_dir: Path | None) -> DataSource:
     """The train and test splits of a data set, prepared first if necessary."""
+    builder = prepare_tfds(name, data_dir)
     import tensorflow_datasets as tfds
 
-    builder = prepare_tfds(name, data_dir)
     config = tfds.ReadConfig(interleave_cycle_length=1)  # the same order on every machine
     features = {"image": True, "label": True}
     decoders = tfds.decode.PartialDecoding(features, decoders={"image": tfds.decode.SkipDecoding()})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.errors import figure_text
+from elastic_trainer.errors import figure_text, importing
 from elastic_trainer.evaluation.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     With at most `COUNTED_CLASSES` classes, the cells show the `counts` [true class, predicted class]. The axes show
     class names if these can be read, else class numbers; then the most frequent mistakes are listed beside the matrix.
     """
-    from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    with importing("drawing a confusion matrix"):
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
     classes = len(names)
     side = float(np.clip(1.5 + 0.3 * classes, 4.5, 12.0))  # inches
@@ -78,7 +79,8 @@ def _list_confusions(axes: Axes, counts: np.ndarray, names: Sequence[str]) -> No
 
 def draw_misclassified(predictions: Predictions, names: Sequence[str]) -> Figure:
     """A sheet of the misclassified images in `predictions`, highest loss first, with the `names` of their classes."""
-    from matplotlib.figure import Figure
+    with importing("drawing misclassified images"):
+        from matplotlib.figure import Figure
 
     images = predictions.misclassified
     columns = min(6, len(images))

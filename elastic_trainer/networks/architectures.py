@@ -15,7 +15,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.errors import UserError, first_line, importing
 from elastic_trainer.networks.names import KERAS_NETWORKS, WIDTHS
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
@@ -77,7 +77,8 @@ def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: 
 
 
 def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
-    from vit_keras import vit
+    with importing("--model_name vit"):
+        from vit_keras import vit
 
     network = vit.vit_b16(image_size=size, pretrained=weights == "imagenet", include_top=False, pretrained_top=False)
     # vit-keras takes the class token with a Lambda layer, which Keras 3 refuses to load; slicing has the same result.
@@ -101,6 +102,8 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
             raise UserError(f"--input_size {size}: {name} cannot be built at this size: {first_line(error)}") from error
     try:
         return parts.build(size, alpha, "imagenet")
+    except UserError:
+        raise
     except ValueError as error:  # a width for which no weights exist
         raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_few, first_line
+from elastic_trainer.errors import UserError, first_few, first_line, importing
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
@@ -110,7 +110,8 @@ def _mismatch(error: Exception) -> str:
 
 def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
     """Load ViT's weights as vit-keras publishes them. The position table is interpolated to the input size."""
-    from vit_keras import utils as vit_utils
+    with importing(f"--weights {path}"):
+        from vit_keras import utils as vit_utils
 
     if name != "vit":
         raise UserError(f"--weights {path}: an .npz file is for vit; {name} takes {KINDS}")

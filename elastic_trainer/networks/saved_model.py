@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, importing
 from elastic_trainer.files import atomic_path, check_unpacked
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
@@ -73,6 +73,8 @@ def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model
     """
     try:
         model = _load(path, imports)
+    except UserError:
+        raise
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
         raise UserError(
             f"{flag} {path}: Keras cannot load it: {_reason(error)} (a model with custom layers is "
@@ -103,7 +105,8 @@ def _load(path: Path | str, imports: bool = True) -> keras.Model:
         config = json.loads(file.read("config.json"))
     named = [*_named(config)]
     if any(module.partition(".")[0] == "vit_keras" for module, *_ in named):
-        import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
+        with importing(str(path)):
+            import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
     custom = [each for each in named if not _is_of_keras(*each[:2])]
     for module, name, registered in custom:
         if keras.saving.get_registered_object(registered) is None or not (imports or module == "vit_keras.layers"):

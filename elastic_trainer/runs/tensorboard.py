@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, importing
 from elastic_trainer.files import sync, writing
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.training.state import StepResult
+
+with importing("TensorBoard's events"):
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # columns of metrics.csv
 POINT_SECONDS = 0.5  # from one point of the training curves to the next
@@ -180,9 +182,10 @@ class EventsWriter(Listener):
 
     def _draw_selections(self) -> None:
         """Add the map of the paper's Fig. 21 to TensorBoard's images: tensors (input at the bottom) by epochs."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+        with importing("the map of trained tensors"):
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import MaxNLocator
 
         history = self.trainer.history
         masks = np.array([selection.mask for selection in history.selections])

@@ -14,7 +14,7 @@ from command_line import ROOT
 from PIL import Image
 from small_images import encoded
 
-from elastic_trainer.datasets import images
+from elastic_trainer.datasets import decoding, images
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.errors import UserError
@@ -86,13 +86,13 @@ def test_the_file_is_used_again_until_an_image_changes(split, tmp_path, monkeypa
     images.read(parts, 6, "photos", cache, 0)
     assert "writing them to" in capsys.readouterr().out
     decoded = []
-    original = images.decode
+    original = decoding.decode
 
     def counted(*args):
         decoded.append(args)
         return original(*args)
 
-    monkeypatch.setattr(images, "decode", counted)
+    monkeypatch.setattr(decoding, "decode", counted)
     train, test = images.read(parts, 6, "photos", cache, 0)
     assert not decoded and "images at 6×6 from" in capsys.readouterr().out
     np.testing.assert_array_equal(np.concatenate([train.images, test.images])[:, 0, 0], colours)
@@ -177,7 +177,7 @@ def test_only_the_file_of_a_killed_process_is_removed_by_a_later_run(split, tmp_
 import sys, time
 from pathlib import Path
 import numpy as np
-from elastic_trainer.datasets import images
+from elastic_trainer.datasets import decoding, images
 
 def decode_slowly(parts, size):
     yield np.zeros((size, size, 3), np.uint8), images.Example(0)

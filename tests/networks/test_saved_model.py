@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import keras
@@ -173,6 +174,15 @@ def test_a_model_with_a_lambda_layer_is_refused_without_advice_that_no_flag_foll
     with pytest.raises(UserError, match=r"--model_name .*my\.keras: .* Lambda layer.*file\.py:function") as caught:
         load_model(tmp_path / "my.keras", "--model_name")
     assert "safe_mode" not in str(caught.value)
+
+
+def test_a_model_whose_package_is_missing_is_refused_in_a_line_that_names_the_extra(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "my.keras", "w") as file:
+        file.writestr("config.json", '{"module": "vit_keras.layers"}')
+    monkeypatch.setitem(sys.modules, "vit_keras", None)
+    with pytest.raises(UserError, match=r'my\.keras: needs vit-keras; pip install "elastic-trainer\[vit\]"$') as caught:
+        load_model(tmp_path / "my.keras", "--model_name")
+    assert "custom layers" not in str(caught.value)
 
 
 def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import UserError, importing
 from elastic_trainer.extensions.fleet.messages import Update
 from elastic_trainer.extensions.fleet.roster import Answer
 from elastic_trainer.files import write_csv, write_json
@@ -134,9 +134,10 @@ class Records:
 
         The file is open only meanwhile: a fleet may have a thousand boards.
         """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        with importing("TensorBoard's events"):
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+            from tensorboard.summary.writer.record_writer import RecordWriter
 
         events, path = [], folder / EVENTS
         if not path.exists():
