@@ -77,16 +77,16 @@ for attempt in (
 measuring.CALIBRATION, measuring.MAX_ROUNDS = measuring.QUICK_CALIBRATION, measuring.MIN_ROUNDS
 profiling.MAX_TRACED = profiling.MIN_TRACED
 keras.utils.set_random_seed(0)
-convolutions = [keras.layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(4)]
-layers = [keras.Input((24, 24, 3)), *convolutions, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
+convolutions = [keras.layers.Conv2D(32, 3, padding="same", activation="relu") for _ in range(4)]
+layers = [keras.Input((32, 32, 3)), *convolutions, keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(3)]
 model = keras.Sequential(layers)
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-images, labels = np.random.default_rng(0).normal(size=(64, 24, 24, 3)).astype("float32"), np.arange(64) % 3
+images, labels = np.random.default_rng(0).normal(size=(64, 32, 32, 3)).astype("float32"), np.arange(64) % 3
 before = [variable.numpy() for variable in model.trainable_variables]
-elastic = elastic_trainer.ElasticTraining(0.7, table="table", scheme="elastic_training_upper_part", verbose=0)
+elastic = elastic_trainer.ElasticTraining(0.8, table="table", scheme="elastic_training_upper_part", verbose=0)
 model.fit(images, labels, 8, epochs=2, callbacks=[elastic], verbose=0)
 moved = [(variable.numpy() != old).any() for variable, old in zip(model.trainable_variables, before)]
-assert moved == elastic.history.selection.mask.tolist() and 0 < sum(moved) < len(moved), moved
+assert any(moved) and moved == elastic.history.selection.mask.tolist(), moved
 logits = Interpreter(convert(model, quantise=False))(images[0])
 assert np.allclose(logits, model(images[:1])[0], atol=1e-4), logits
 """
@@ -132,8 +132,9 @@ def test_the_wheel_has_the_package_and_the_solver_and_nothing_else(checkout: Pat
     files = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(checkout).as_posix() for path in (checkout / "elastic_trainer").rglob("*.py")}
     assert len(package) > 50
-    app = "elastic_trainer/extensions/fleet/app/pyproject.toml"
-    expected = {*package, app, "elastic_trainer/py.typed", "selection_solver_DP.py"}
+    extensions = {"fleet/app/pyproject.toml", "board/tensorflow_2.6_operations.txt"}
+    data = {"elastic_trainer/py.typed", *(f"elastic_trainer/extensions/{name}" for name in extensions)}
+    expected = {*package, *data, "selection_solver_DP.py"}
     assert {name for name in files if ".dist-info/" not in name} == expected
 
 
@@ -178,15 +179,19 @@ def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
     always = needed(str(requirement) for requirement in required(distribution, ""))
     python = make_environment(tmp_path / "light", always)
     written = run([str(python), "-c", LIGHT], tmp_path, PYTHONPATH=str(installed), XDG_CACHE_HOME=str(tmp_path))
-    missing = {line.partition(": needs ")[::2] for line in written.splitlines()}
-    assert missing == {
-        ("reading images", 'pillow; pip install "elastic-trainer[data]"'),
-        ("data.py show", 'pillow; pip install "elastic-trainer[data]"'),
-        ("--dataset_name digits", 'scikit-learn; pip install "elastic-trainer[data]"'),
-        ("--dataset_name stanford_dogs", 'tensorflow-datasets; pip install "elastic-trainer[data]"'),
-        ("--model_name vit", 'vit-keras; pip install "elastic-trainer[vit]"'),
-        ("drawing a confusion matrix", 'matplotlib; pip install "elastic-trainer[plots]"'),
-        ("TensorBoard's events", 'tensorboard; pip install "elastic-trainer[plots]"'),
+    expected = {
+        ("reading images", "pillow", "data"),
+        ("data.py show", "pillow", "data"),
+        ("--dataset_name digits", "scikit-learn", "data"),
+        ("--dataset_name stanford_dogs", "tensorflow-datasets", "data"),
+        ("--model_name vit", "vit-keras", "vit"),
+        ("drawing a confusion matrix", "matplotlib", "plots"),
+        ("TensorBoard's events", "tensorboard", "plots"),
+    }
+    assert set(written.splitlines()) == {
+        f'{what}: needs {package}; pip install "elastic-trainer[{extra}]"'
+        for what, package, extra in expected
+        if package not in {each.name for each in always}  # TensorFlow needed TensorBoard before 2.21
     }
 
 
