@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Draw the run of a fleet: accuracy by round and by wall time, and each board's selection, times and bytes.
+"""Draw the run of a fleet: accuracy over wall time, and each board's selection, times and bytes.
 
     python scripts/figures/plot_fleet.py logs/fleet/server --output figures/fleet
 
 It writes a PDF and a PNG, and prints the same as two tables. Everything is read from the run's folder. `--rules FILE`
-adds a table of other rules, by a record of `benchmark_fleet.py`.
+adds a table and a panel of other rules, by a record of `benchmark_fleet.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import plotting  # first: it sets the import path
 
 import utils
@@ -25,6 +26,9 @@ from elastic_trainer.extensions.fleet.records import BOARDS
 from elastic_trainer.files import reading, save_figure
 from elastic_trainer.options import existing_file, stem_to_write
 from elastic_trainer.runs.reader import METRICS, read_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Rows = Sequence[Mapping[str, str]]
 ROUND_COLUMNS: dict[str, tuple[Any, ...]] = {  # head -> name; of numbers also digits and a factor
@@ -52,7 +56,7 @@ BOARD_COLUMNS: dict[str, tuple[Any, ...]] = {
 PANELS = (  # of each board over the rounds: column, factor, label
     ("trained_tensors", 1.0, "tensors that train"),
     ("steps", 1.0, "steps in a round"),
-    ("train_seconds", 1.0, "training (s); grey: deadline"),
+    ("train_seconds", 1.0, "training (s)"),
     ("bytes_up", 1e-6, "sent by the board (MB)"),
 )
 RULES = {
@@ -62,6 +66,9 @@ RULES = {
     "waits": "FedAvg, which waits for all",
     "drops": "FedAvg without the slowest",
 }
+SHORT = {"alone_1": "fast alone", "alone_2": "second alone", "alone_3": "slowest alone"}
+SHORT |= {"waits": "FedAvg, waits", "drops": "FedAvg, drops"}
+SHIFT = 0.08  # of a round: boards that do the same do not cover each other
 LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "v"), ("#e69f00", "D"), ("#56b4e9", "P"))
 
 
@@ -93,24 +100,67 @@ def points(rows: Rows, x: str, y: str, factor: float = 1.0) -> tuple[list[float]
     return [float(row[x]) for row in known], [factor * float(row[y]) for row in known]
 
 
-def draw(rounds: Rows, boards: Rows, stem: Path) -> None:
-    """The figure, as `stem`.pdf and .png."""
-    figure = plotting.new_figure(plotting.PAGE, 4.4, "")
+def draw(rounds: Rows, boards: Rows, record: Mapping[str, Any] | None, stem: Path) -> None:
+    """The figure, as `stem`.pdf and .png; `record` is of other rules, or None."""
+    figure = plotting.new_figure(plotting.PAGE, 4.8, "")
     panels = figure.subplots(2, 3).ravel()
-    for axes, x, label in zip(
-        panels, ("epoch", "train_seconds"), ("round", "wall time of the rounds (s)"), strict=False
-    ):
-        axes.plot(*points(rounds, x, "test_accuracy", 100), "o-", color="black")
-        axes.set(xlabel=label, ylabel="accuracy (%)")
+    draw_accuracy(panels[0], rounds)
+    if record is None:
+        panels[1].plot(*points(rounds, "epoch", "test_accuracy", 100), "o-", color="black")
+        panels[1].set(xlabel="round", ylabel="accuracy (%)")
+    else:
+        draw_rules(panels[1], record)
+    names = sorted({row["board"] for row in boards})
+    shifts = np.linspace(-1, 1, len(names)) * SHIFT if len(names) > 1 else [0.0]
     for axes, (column, factor, label) in zip(panels[2:], PANELS, strict=True):
         if column == "train_seconds":
-            axes.plot(*points(rounds, "epoch", "round_seconds"), color="grey")
-        for name, (colour, marker) in zip(sorted({row["board"] for row in boards}), cycle(LOOKS), strict=False):
-            own = points([row for row in boards if row["board"] == name], "round", column, factor)
-            axes.plot(*own, marker + "-", color=colour, label=figure_text(name))
+            axes.plot(*points(rounds, "epoch", "round_seconds"), "--", color="grey", label="deadline")
+            axes.legend()
+        for name, shift, (colour, marker) in zip(names, shifts, cycle(LOOKS), strict=False):
+            x, y = points([row for row in boards if row["board"] == name], "round", column, factor)
+            label_of_board = figure_text(name) if axes is panels[2] else None
+            axes.plot(np.add(x, shift), y, marker + "-", color=colour, label=label_of_board)
         axes.set(xlabel="round", ylabel=label, ylim=(0, None))
-    panels[2].legend()
+        axes.locator_params(axis="x", integer=True)
+    labels = panels[2].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=min(len(names), 6), frameon=False)
     save_figure(figure, stem)
+
+
+def draw_accuracy(axes: Axes, rounds: Rows) -> None:
+    """Accuracy over wall time: of each round's model, and of the one that the fleet goes on from."""
+    kept = [row for row in rounds if row["kept"] == "1"]
+    dropped = [row for row in rounds if row["kept"] == "0"]
+    x, y = points(kept, "train_seconds", "test_accuracy", 100)
+    if x:
+        axes.plot([*x, float(rounds[-1]["train_seconds"])], [*y, y[-1]], color="black", drawstyle="steps-post")
+    axes.plot(x, y, "o", color="black", label="kept")
+    if dropped:
+        hollow: dict[str, Any] = {"markerfacecolor": "white", "color": "black"}
+        axes.plot(*points(dropped, "train_seconds", "test_accuracy", 100), "o", **hollow, label="dropped")
+    axes.set(xlabel="wall time of the rounds (s)", ylabel="accuracy (%)")
+    axes.legend()
+
+
+def draw_rules(axes: Axes, record: Mapping[str, Any]) -> None:
+    """The best accuracy so far by each rule, over simulated time; at its end, the name of the rule."""
+    last = max((len(run["accuracy"]) - 1) * run["round_seconds"] for run in record["runs"])
+    ends = list[tuple[float, str, str]]()
+    for run, (usual, marker) in zip(record["runs"], cycle(LOOKS), strict=False):
+        accuracy = 100 * np.array(run["accuracy"])
+        seconds = run["round_seconds"] * np.arange(len(accuracy))
+        colour, width = ("black", 2.0) if run["rule"] == "ours" else (usual, 1.0)
+        style: dict[str, Any] = {"color": colour, "drawstyle": "steps-post", "marker": marker, "markevery": [-1]}
+        axes.plot(seconds, accuracy, **style, linewidth=width)
+        ends.append((float(accuracy[-1]), SHORT.get(run["rule"], run["rule"]), colour))
+    low, high = axes.get_ylim()
+    at, gap = low, 0.07 * (high - low)
+    for end, name, colour in sorted(ends):  # from below, so that no name covers another
+        at = max(end, at + gap)
+        axes.text(1.07 * last, at, name, color=colour, fontsize=7, va="center")
+    axes.set(xlabel="simulated time (s)", ylabel="best accuracy (%)")
+    axes.set(xlim=(0, 1.9 * last), ylim=(low, max(high, at + gap)))
+    axes.set_xticks(np.linspace(0, last, 3).round())
 
 
 def main() -> None:
@@ -125,10 +175,12 @@ def main() -> None:
         rounds, boards = (read_rows(args.folder / name) for name in (METRICS, BOARDS))
     of_boards = sorted(boards, key=lambda row: (row["board"], int(row["round"])))
     print("\n".join([*table(rounds, ROUND_COLUMNS), "", *table(of_boards, BOARD_COLUMNS)]))
+    record = None
     if args.rules is not None:
         with reading(args.rules):
-            print("\n".join(["", *rules_table(json.loads(args.rules.read_text(encoding="utf-8")))]))
-    draw(rounds, boards, args.output)
+            record = json.loads(args.rules.read_text(encoding="utf-8"))
+            print("\n".join(["", *rules_table(record)]))
+    draw(rounds, boards, record, args.output)
     print(f"figure: {args.output}.png")
 
 
