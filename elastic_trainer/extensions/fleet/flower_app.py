@@ -47,7 +47,6 @@ Setup = Callable[[JoinCommand, Sequence[str], Sequence[str]], "BoardSetup"]  # b
 Connect = Callable[[ServeCommand, Path, Callable[[], object]], AbstractContextManager[tuple[Link, Clock]]]
 POLL_SECONDS = 0.1
 MAX_TRIES = 4  # of a call; each waits for 30 s if the process is there and does not answer
-START_SECONDS = 90.0  # in which Flower starts a board's process, and that has its photos and a compiled network
 ENDLESS = 1e6  # seconds: simulated boards answer one after the other
 BOARD, PARCEL = "board", "parcel"
 
@@ -192,7 +191,7 @@ def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
         except UserError as error:
             raise UserError(f"--run-config: {error}") from None  # Flower prints how it came to this
         assert isinstance(command, ServeCommand), "it serves"
-        fleet = replace(command.fleet, grace=START_SECONDS)
+        fleet = replace(command.fleet, starts_boards=True)
         if isinstance(grid, InMemoryGrid):
             if fleet.round_seconds is None:
                 raise UserError("--run-config: a simulation needs round_seconds, since boards wait for each other")

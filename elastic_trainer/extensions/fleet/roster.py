@@ -58,6 +58,7 @@ class Member:
         sent: the message that it has not answered, or None.
         failures: how often in a row it replied that it could not do what it was asked for.
         is_known: whether it has been ready before.
+        ready_seconds: that it took to get ready.
         since: when it started, in Flower's words.
     """
 
@@ -68,6 +69,7 @@ class Member:
     sent: Sent | None = None
     failures: int = 0
     is_known: bool = False
+    ready_seconds: float = 0.0
     since: str = ""
 
     @property
@@ -204,6 +206,7 @@ class Roster:
                 member.about = None
                 self.say(f"{sent.what}: board {member.name}: {reason(parcel)}")
             elif about is None:
+                member.ready_seconds = self.clock.now() - sent.time
                 self._welcome(member, parcel)
             elif sent in wanted:
                 member.failures = 0

@@ -48,6 +48,7 @@ Parsed = TypeVar("Parsed")
 # Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
 PASSES, HEAD_PASSES = 1.3, 1 / 3
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
+STARTS = 2.0  # of a board, in which one starts, compiles and replies
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
 BACK_OFF = 2.0  # by which the rate is divided after a round that made the model worse
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
@@ -139,7 +140,8 @@ class FleetServer:
     def say_goodbye(self) -> None:
         """Give the boards the best model, and let them go."""
         self._go_back()
-        self._roster.ask(Parcel("end", {}, self.weights), min(self._settings.grace, GOODBYE_SECONDS), "the end")
+        seconds = max(min(self._settings.grace, GOODBYE_SECONDS), self._start_seconds())
+        self._roster.ask(Parcel("end", {}, self.weights), seconds, "the end")
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -220,27 +222,38 @@ class FleetServer:
         boards = self._roster.ready.values()
         if not boards:
             return []
-        seconds = 4 * max(about.head_seconds for about in boards) + 3 * self._settings.grace
+        seconds = 4 * max(about.head_seconds for about in boards) + 3 * self.grace()
         return self._roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, what)
 
     # --- the other rounds ---------------------------------------------------------------------------------------------
 
     def round_seconds(self) -> float:
-        """Deadline of a round: given, or `usual_round_seconds`, and then at least as long as the messages take."""
+        """Deadline of a round: given, or `usual_round_seconds`, then no shorter than what is not a step."""
         given = self._settings.round_seconds
         if given is not None:
             return given
-        return max(usual_round_seconds(self._roster.ready.values()), self.message_seconds())
+        return max(usual_round_seconds(self._roster.ready.values()), self.other_seconds())
 
-    def message_seconds(self) -> float:
-        """What the answers of the latest round took besides training, the median of its boards; 0 before.
+    def grace(self) -> float:
+        """Seconds beyond a deadline."""
+        return max(self._settings.grace, self._start_seconds())
 
-        It is at least the grace for a board that was too late.
+    def _start_seconds(self) -> float:
+        """In which each board starts, compiles and replies, where each message starts its process."""
+        starts = [member.ready_seconds for member in self._roster.ready]
+        return STARTS * max(starts, default=0.0) if self._settings.starts_boards else 0.0
+
+    def other_seconds(self) -> float:
+        """What the answers of the latest round took besides steps, the median of its boards; 0 before.
+
+        On a slow board, taking weights and compiling may take longer than the messages. It is at least the grace for a
+        board that was too late.
         """
         number, rounds = len(self.records.rounds) - 1, self.records.rounds
-        late = [self._settings.grace] * (rounds[-1]["late"] if rounds else 0)
+        late = [self.grace()] * (rounds[-1]["late"] if rounds else 0)
         rows = [row for row in self.records.boards if row["round"] == number]
-        taken = [row["answer_seconds"] - (row["train_seconds"] or 0.0) for row in rows]
+        steps = [row["steps"] * (row["step_ms"] or row["predicted_step_ms"] or 0.0) / 1e3 for row in rows]
+        taken = [row["answer_seconds"] - seconds for row, seconds in zip(rows, steps, strict=True)]
         return statistics.median([*taken, *late] or [0.0])
 
     def _round(self, number: int) -> None:
@@ -254,7 +267,7 @@ class FleetServer:
         nodes = [member.node for member in self._roster.ready if member.is_free]
         asked = {*nodes} if self._strategy is None else self._strategy.choose(number, before, nodes)
         start = self._clock.now()
-        grace = max(self._settings.grace, 2 * self.message_seconds()) * 2**self._empty  # all may be slower than thought
+        grace = max(self.grace(), 2 * self.other_seconds()) * 2**self._empty  # all may be slower than thought
         answers = self._roster.ask(parcel, seconds + grace, f"round {number}", asked)
         accepted = self._parsed(
             answers,

@@ -23,6 +23,7 @@ class FleetSettings:
 
     Attributes:
         grace: seconds beyond the deadline, for sending and for what a board does before and after training.
+        starts_boards: each message to a board starts a process, which takes as long as getting ready did.
         certificates: None: without TLS, on this machine only.
         node_keys: None: any board may join.
     """
@@ -35,7 +36,8 @@ class FleetSettings:
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
         "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
-        "mean board's photos, the slowest for a third of one with its head alone, or the messages of the latest round"))
+        "mean board's photos, the slowest for a third of one with its head alone, or what the latest round took "
+        "besides steps"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     strategy: str = flag("ElasticStrategy", FLEET, str, "NAME", help=(
@@ -55,6 +57,7 @@ class FleetSettings:
         "take only boards whose public keys are the files `*.pub` in this folder, and name them by these files (needs "
         "`--certificates`)"))
     grace: float = 20.0
+    starts_boards: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
 from elastic_trainer.extensions.fleet.records import Records
+from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
 from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
@@ -217,15 +218,29 @@ def test_models_are_compared_on_boards_that_tested_both(tmp_path):
     assert not server.is_worse({"b": Result(1.0, 0.5, 10)}) and not server.is_worse({"c": Result(9.0, 0.0, 10)})
 
 
-def test_messages_take_the_median_of_the_latest_round_and_those_that_were_late_count(tmp_path):
+def test_what_takes_time_besides_steps_is_the_median_of_the_latest_round_and_late_boards_count(tmp_path):
     server = make_server(tmp_path, local([]), [], grace=20.0)
-    assert server.message_seconds() == 0
+    assert server.other_seconds() == 0
     server.records.rounds = [{"late": 0}, {"late": 0}]
-    answers = [{"round": 1, "answer_seconds": 9.0 + k, "train_seconds": 5.0} for k in range(3)]
-    server.records.boards = [{"round": 0, "answer_seconds": 99.0, "train_seconds": 1.0}, *answers]
-    assert server.message_seconds() == 5.0
+    names = "round", "answer_seconds", "steps", "step_ms", "predicted_step_ms"
+    of_boards = (0, 99.0, 1, 1.0, 1.0), (1, 9.0, 10, 500.0, 1.0), (1, 10.0, 10, 500.0, 1.0), (1, 11.0, 2, None, 2500.0)
+    server.records.boards = [dict(zip(names, row, strict=True)) for row in of_boards]
+    assert server.other_seconds() == 5.0
     server.records.rounds[-1]["late"] = 4
-    assert server.message_seconds() == 20.0
+    assert server.other_seconds() == 20.0
+
+
+@pytest.mark.parametrize(("starts_boards", "expected"), [(False, 20.0), (True, 60.0)])
+def test_where_each_message_starts_a_process_boards_have_the_time_that_getting_ready_took(
+    tmp_path, starts_boards, expected
+):
+    """A board is ready 30 s after the server has greeted it."""
+    now = [0.0]
+    clock = Clock(lambda: now[0], lambda seconds: now.append(now.pop() + seconds))
+    link = LocalLink({1: make_board(0).handle}, clock.now, lambda node, reply: 30.0)
+    server = make_server(tmp_path, link, [], clock=clock, grace=20.0, starts_boards=starts_boards)
+    server._roster.wait_for(1)
+    assert server.grace() == pytest.approx(expected, abs=1.0)
 
 
 def test_no_board_is_asked_for_a_test_where_nobody_has_photos_for_it(tmp_path):
