@@ -29,7 +29,6 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -56,7 +55,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
-from elastic_trainer.extensions.fleet.messages import About, Result
+from elastic_trainer.extensions.fleet.messages import About
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundScheme
@@ -111,12 +110,9 @@ class WindowBoard(SimulatedBoard):
 
 
 class FedAvgServer(FleetServer):
-    """Averages changes as they are, and goes on from each model."""
+    """Averages changes as they are."""
 
     normalised = False
-
-    def is_worse(self, tests: Mapping[str, Result]) -> bool:
-        return False
 
 
 class Rule(NamedTuple):

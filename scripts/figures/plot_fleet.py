@@ -128,16 +128,15 @@ def draw(rounds: Rows, boards: Rows, record: Mapping[str, Any] | None, stem: Pat
 
 
 def draw_accuracy(axes: Axes, rounds: Rows) -> None:
-    """Accuracy over wall time: of each round's model, and of the one that the fleet goes on from."""
+    """Accuracy over wall time: of each round's model, and of the best."""
     kept = [row for row in rounds if row["kept"] == "1"]
-    dropped = [row for row in rounds if row["kept"] == "0"]
     x, y = points(kept, "train_seconds", "test_accuracy", 100)
     if x:
         axes.plot([*x, float(rounds[-1]["train_seconds"])], [*y, y[-1]], color="black", drawstyle="steps-post")
-    axes.plot(x, y, "o", color="black", label="kept")
-    if dropped:
-        hollow: dict[str, Any] = {"markerfacecolor": "white", "color": "black"}
-        axes.plot(*points(dropped, "train_seconds", "test_accuracy", 100), "o", **hollow, label="dropped")
+    axes.plot(x, y, "o", color="black", label="the best so far")
+    others = points([row for row in rounds if row["kept"] == "0"], "train_seconds", "test_accuracy", 100)
+    if others[0]:
+        axes.plot(*others, "o", color="black", markerfacecolor="white", label="others")
     axes.set(xlabel="wall time of the rounds (s)", ylabel="accuracy (%)")
     axes.legend()
 

@@ -196,8 +196,9 @@ class Board:
             raise UserError("this board has started again and has no features")
         (features, labels), self._held = self._held, None
         heads = [Head(*pair) for pair in zip(parcel.arrays["kernels"], parcel.arrays["biases"], strict=True)]
-        self._probe(parcel.values["seconds"], PROBE_STEPS)
-        self._probe(parcel.values["seconds"], 1)
+        if self._round_seconds is None:
+            self._probe(parcel.values["seconds"], PROBE_STEPS)
+            self._probe(parcel.values["seconds"], 1)
         return Parcel("losses", {}, {"losses": held_losses(heads, features, labels)} if len(labels) else {})
 
     def _tested(self, weights: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class Records:
         return self.rounds[-1]
 
     def add_test(self, row: dict[str, Any], test: dict[str, float], model: keras.Model, is_kept: bool) -> None:
-        """Record what the model of a round reaches, and save it if the fleet goes on from it."""
+        """Record what the model of a round reaches, and save it if it is the best."""
         from elastic_trainer.networks.saved_model import save_last_and_best
 
         row |= {f"test_{name}": test[name] for name in ("loss", "accuracy")} | {"kept": int(is_kept)}

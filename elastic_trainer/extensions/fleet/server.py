@@ -1,8 +1,8 @@
 """The server of a fleet: rounds with one deadline, and the average of what the boards changed in it.
 
 Its rules are those of the pilot (docs/log/fleet.md): the head in closed form first, each board trains the upper part of
-the network that fits the deadline, changes are averaged by local step, and the rate starts low. A model that is worse
-than the best so far is dropped: the next round starts from the best, at half the rate.
+the network that fits the deadline, changes are averaged by local step, and the rate starts low. After the last round,
+the head is in closed form again, since each board has trained it for its own classes. The best model is kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.feature_sums import SCALES, SHRINKAGES, FeatureSums, Head, chosen
+from elastic_trainer.training.feature_sums import NO_IMAGES, SCALES, SHRINKAGES, FeatureSums, Head, chosen
 
 if TYPE_CHECKING:
     import keras
@@ -50,7 +50,6 @@ PASSES, HEAD_PASSES = 1.3, 1 / 3
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
 STARTS = 2.0  # of a board, in which one starts, compiles and replies
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
-BACK_OFF = 2.0  # by which the rate is divided after a round that made the model worse
 WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
 
 
@@ -136,10 +135,10 @@ class FleetServer:
         while len(self.records.rounds) <= self._settings.rounds:
             self._clock.check()
             self._round(len(self.records.rounds))
+        self._take_best()
 
     def say_goodbye(self) -> None:
         """Give the boards the best model, and let them go."""
-        self._go_back()
         seconds = max(min(self._settings.grace, GOODBYE_SECONDS), self._start_seconds())
         self._roster.ask(Parcel("end", {}, self.weights), seconds, "the end")
 
@@ -164,22 +163,38 @@ class FleetServer:
 
     def _first_round(self) -> None:
         """Round 0: the head of all photos, from sums of features, which the boards send (Fed3R)."""
-        start, [layer, *_] = self._clock.now(), last_layers(self._model)
-        while (found := self._first_head(layer)) is None:
+        start = self._clock.now()
+        while (found := self._closed_form("round 0")) is None:
             self._nothing_came("round 0")
             self._roster.wait_for(1, is_free=True)
         (head, answers), self._empty = found, 0
         if head is None:
             self._say("round 0: there are no sums of features; the fleet starts with the head that the network has")
         else:
-            layer.kernel.assign(head.kernel)
-            layer.bias.assign(head.bias)
-            self._read_weights()
+            self._set_head(head)
         self.seconds += self._clock.now() - start
         boards = len({one.member for one in answers}) if head else 0
         self._end_round({"round_seconds": None, "learning_rate": 0.0}, answers, boards, late=0)
 
-    def _first_head(self, layer: keras.layers.Layer) -> tuple[Head | None, list[Answer]] | None:
+    def _set_head(self, head: Head) -> None:
+        [layer, *_] = last_layers(self._model)
+        layer.kernel.assign(head.kernel)
+        layer.bias.assign(head.bias)
+        self._read_weights()
+
+    def _last_head(self) -> list[Answer]:
+        """Replace the head by that in closed form of the trained network, if there is one; the boards' answers.
+
+        Classes of boards that are gone keep their outputs.
+        """
+        head, answers = self._closed_form("the last head") or (None, [])
+        if head is not None:
+            [layer, *_] = last_layers(self._model)
+            pairs = zip(head, (layer.kernel, layer.bias), strict=True)
+            self._set_head(Head(*(np.where(head.bias > NO_IMAGES, new, old.numpy()) for new, old in pairs)))
+        return answers
+
+    def _closed_form(self, what: str) -> tuple[Head | None, list[Answer]] | None:
         """The head of the photos of all boards, None if there are no sums of features; and the boards' answers.
 
         None if no board has answered.
@@ -187,6 +202,7 @@ class FleetServer:
         The boards send sums twice: of the photos that a head is fitted to first, and of all. Between them they say how
         well the heads of several shrinkages do on the photos that are held back.
         """
+        [layer, *_] = last_layers(self._model)
         kernel = getattr(layer, "kernel", None)
         if kernel is None or len(kernel.shape) != 2:
             return None, []
@@ -196,10 +212,10 @@ class FleetServer:
             images = answer.about.images
             return [sums_of(answer.parcel, prefix, classes, features, images) for prefix in ("first_", "all_")]
 
-        answers = self._asked("sums", self.weights)
+        answers = self._asked("sums", self.weights, what)
         if not answers:
             return None
-        found = [sums for _, sums in self._parsed(answers, sums, "round 0: board {}: {}; it is left out")]
+        found = [sums for _, sums in self._parsed(answers, sums, f"{what}: board {{}}: {{}}; it is left out")]
         if not found:
             return None, answers
         firsts, wholes = zip(*found, strict=True)
@@ -211,13 +227,13 @@ class FleetServer:
                 "kernels": np.stack([one.kernel for one in heads]),
                 "biases": np.stack([one.bias for one in heads]),
             }
-            replies = self._asked("losses", arrays)
+            replies = self._asked("losses", arrays, what)
             losses += [one for one in (losses_of(reply.parcel, shape) for reply in replies) if one is not None]
             answers += replies
         head = FeatureSums.together(wholes).head(*chosen(np.sum(losses, axis=0)))
         return head if all(np.isfinite(part).all() for part in head) else None, answers
 
-    def _asked(self, kind: str, arrays: dict[str, np.ndarray], what: str = "round 0") -> list[Answer]:
+    def _asked(self, kind: str, arrays: dict[str, np.ndarray], what: str) -> list[Answer]:
         """Answers to what takes a pass over the photos and no training."""
         boards = self._roster.ready.values()
         if not boards:
@@ -258,9 +274,7 @@ class FleetServer:
 
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
-        setbacks = sum(row["kept"] == 0 for row in self.records.rounds)
-        seconds = self.round_seconds()
-        rate = rate_of_round(number, self._settings.rounds, self._rate / BACK_OFF**setbacks)
+        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
@@ -282,11 +296,13 @@ class FleetServer:
         self._empty = 0
         self._assign(after)
         self._steps += sum(update.steps for update in updates)
+        late = len(asked) - len(answers)
+        if number == self._settings.rounds:
+            answers += self._last_head()
         self.seconds += self._clock.now() - start
         for answer, update in accepted:
             places = [place for place, tensor in enumerate(self._trained) if tensor in update.changes]
             self.records.add_board(number, answer, update, places, seconds)
-        late = len(asked) - len(answers)
         self._end_round({"round_seconds": seconds, "learning_rate": rate}, answers, len(accepted), late)
 
     def _averaged(
@@ -319,7 +335,7 @@ class FleetServer:
         return found
 
     def _end_round(self, values: dict[str, Any], answers: Sequence[Answer], boards: int, late: int) -> None:
-        """Test the model, go back to the best if it is worse, and write everything."""
+        """Test the model, keep it if it is the best, and write everything."""
         start, tests = time.perf_counter(), self._tested()
         done = {"step": self._steps, "train_seconds": self.seconds, "validation_seconds": time.perf_counter() - start}
         sizes = {"bytes_down": sum(one.sent.size for one in answers), "bytes_up": sum(one.size for one in answers)}
@@ -330,8 +346,6 @@ class FleetServer:
             self._say(round_line(row, self._settings.rounds))
             if is_kept:
                 self._tests = tests
-            else:
-                self._go_back()
         self.records.save(self.weights, {"steps": self._steps, "seconds": self.seconds, "tests": self._tests})
 
     def _tested(self) -> dict[str, Result]:
@@ -354,8 +368,8 @@ class FleetServer:
         now, best = (mean_result([found[name] for name in both]) for found in (tests, self._tests))
         return now is not None and best is not None and now["accuracy"] < best["accuracy"]
 
-    def _go_back(self) -> None:
-        """Take the best model, if one was tested."""
+    def _take_best(self) -> None:
+        """Go back to the best model, if one was tested."""
         best = self.records.folder / BEST_MODEL
         if self._tests and best.is_file():
             self._model.load_weights(best)
@@ -367,8 +381,7 @@ def round_line(row: dict[str, Any], rounds: int) -> str:
     deadline = row["round_seconds"]
     return (
         f"round {row['epoch']} of {rounds}: accuracy {row['test_accuracy']:.1%}"
-        f"{', the best so far' if row['kept'] else ', worse; going on from the best at half the rate'}; "
-        f"{row['boards']} boards, "
+        f"{', the best so far' if row['kept'] else ''}; {row['boards']} boards, "
         f"{'closed-form head' if deadline is None else f'deadline {deadline:.1f} s'}, {row['train_seconds']:.1f} s "
         f"in all, {(row['bytes_down'] + row['bytes_up']) / 1e6:.1f} MB"
     )
