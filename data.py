@@ -14,9 +14,7 @@ import numpy as np
 import utils
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.image_folder import broken_images, check_classes
 from elastic_trainer.datasets.images import DecodedImages, ImageFiles, read
-from elastic_trainer.datasets.show import show
 from elastic_trainer.datasets.sources import DataSource, find, prepare_tfds
 from elastic_trainer.errors import UserError, printable
 from elastic_trainer.registry import DATASETS
@@ -48,6 +46,8 @@ def load(
         UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
             arguments.
     """
+    from elastic_trainer.datasets.image_folder import broken_images, check_classes  # needs an extra
+
     name = data.dataset_name
     source = source or find(data)
     if num_classes is not None and num_classes < len(source.class_names):
@@ -98,6 +98,8 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run one of the commands; `words` are those of the process if not given."""
     args = parse_data(words)
     if args.command == "show":
+        from elastic_trainer.datasets.show import show  # needs an extra
+
         show(DataSettings(args.dataset_name, args.data_dir, args.test_fraction, skip_broken=True), args.output)
         return
     builder = prepare_tfds(args.dataset_name, args.data_dir)

@@ -193,6 +193,9 @@ def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
         for what, package, extra in expected
         if package not in {each.name for each in always}  # TensorFlow needed TensorBoard before 2.21
     }
+    words = [str(python), str(ROOT / "data.py"), "show", "--dataset_name", "digits"]
+    command = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "data.py: error: " in command.stderr and "Traceback" not in command.stderr
 
 
 def test_the_wheel_says_what_it_is(distribution: metadata.Distribution) -> None:
