@@ -17,6 +17,7 @@ import keras
 import numpy as np
 
 from elastic_trainer.errors import UserError, first_few, first_line, importing
+from elastic_trainer.files import check_unpacked
 from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
@@ -93,12 +94,21 @@ def _count_arrays(path: Path) -> int:
     import h5py  # a dependency of Keras
 
     names: list[str] = []
+
+    def note(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            names.append(name)
+            if item.external or item.is_virtual:  # other files of this machine
+                raise ValueError(f"{name} is in another file")
+
     with ExitStack() as stack:
         source: Any = path
         if path.suffix == ".keras":
-            source = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open("model.weights.h5"))
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            check_unpacked(archive)
+            source = stack.enter_context(archive.open("model.weights.h5"))
         file = stack.enter_context(h5py.File(source))
-        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(note)
     return sum("optimizer" not in name and "seed_generator" not in name for name in names)
 
 
@@ -117,6 +127,8 @@ def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
         raise UserError(f"--weights {path}: an .npz file is for vit; {name} takes {KINDS}")
     patches = backbone.input_shape[1] // 16
     try:
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(archive)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             vit_utils.load_weights_numpy(backbone, path, False, patches, patches)

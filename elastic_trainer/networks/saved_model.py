@@ -124,10 +124,9 @@ def _named(config: Any) -> Iterator[tuple[str, str, str]]:
         value = todo.pop()
         todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
         if isinstance(value, dict) and value.get("module") is not None:
-            name = value.get(
-                "config" if value.get("class_name") == "function" else "class_name", value.get("spec_name")
-            )
-            yield str(value["module"]), str(name), str(value.get("registered_name") or name)
+            kind = value.get("class_name", value.get("spec_name"))
+            name = str(value.get("config") if kind == "function" else kind)
+            yield str(value["module"]), name, str(value.get("registered_name") or name)
 
 
 def _is_of_keras(module: str, name: str) -> bool:

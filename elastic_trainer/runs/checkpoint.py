@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elastic_trainer.errors import START_AGAIN, UserError
-from elastic_trainer.files import atomic_path, writing
+from elastic_trainer.files import atomic_path, check_unpacked, writing
 
 VERSION = 6  # of the contents of the state
 _STATE = "state"
@@ -96,6 +96,8 @@ class Checkpoints:
 
 
 def _read(path: Path) -> State:
+    with zipfile.ZipFile(path) as archive:
+        check_unpacked(archive)
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}  # reading checks the checksums
     return State(arrays, json.loads(arrays.pop(_STATE).tobytes()))

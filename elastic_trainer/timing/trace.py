@@ -39,6 +39,7 @@ FUSED = {
     "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
 }
 COMPLETE = 0.95  # share of the fullest iteration's operations in a complete one; a trace may end inside one
+MAX_TRACE_MB = 500  # of a file; in memory it takes several times as much
 OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
 
 
@@ -108,13 +109,17 @@ def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
     `steps` says how many equal steps it holds; None to find out from the trace.
 
     Raises:
-        UserError: there is no such file, it is no XSpace or holds no operations, or the number of steps is unclear.
+        UserError: there is no such file, it is too large, is no XSpace, or holds no operations or an unclear number of
+            steps.
     """
     from google.protobuf.message import DecodeError
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
     try:
+        megabytes = path.stat().st_size / 1e6
+        if megabytes > MAX_TRACE_MB:
+            raise UserError(f"{path}: has {megabytes:,.0f} MB, and the limit is {MAX_TRACE_MB} MB; trace fewer steps")
         space.ParseFromString(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
