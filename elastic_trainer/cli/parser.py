@@ -29,7 +29,9 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
-        raise UserError(message.replace("argument ", "", 1) if unknown == message else self._unknown(unknown.split()))
+        raise UserError(
+            message.replace("argument ", "", 1) if unknown == message else self._unknown(unknown.split() or [""])
+        )
 
     def _unknown(self, words: list[str]) -> str:
         word = next((word for word in words if word.startswith("-")), None)

@@ -82,9 +82,12 @@ class MemoryCosts(NamedTuple):
         return dict(zip(COSTS, (*self[:3], own_mb, chain_mb, self.kept), strict=True))
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> MemoryCosts:
-        """What `to_record` returned."""
+    def from_record(cls, record: dict[str, Any], count: int) -> MemoryCosts:
+        """What `to_record` returned, for `count` tensors. Raises `ValueError` if it is for another number of them."""
         forward_mb, always_mb, split_graph_mb, own_mb, chain_mb, kept = (record[name] for name in COSTS)
+        places = [place for owners, chain, _ in kept for place in (*owners, chain)]
+        if not len(own_mb) == len(chain_mb) == count or max(places, default=0) >= count:
+            raise ValueError(f"memory: is not of {count} tensors")
         kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in kept]
         return cls(forward_mb, always_mb, split_graph_mb, np.array(own_mb), np.array(chain_mb), kept)
 

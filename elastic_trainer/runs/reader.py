@@ -12,7 +12,7 @@ import numpy as np
 
 from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, read_json, reading, text
+from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, read_json, reading, require, text
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
@@ -151,16 +151,22 @@ class FinishedRun:
     epochs: list[dict[str, str]]
 
     def column(self, name: str) -> list[float]:
-        """A column of metrics.csv; NaN for empty cells."""
-        return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
+        """A column of metrics.csv; NaN for empty cells. Raises `UserError` if it is damaged."""
+        with reading(self.folder / METRICS):
+            return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
 
     def selections(self) -> Selections:
-        epochs: dict[str, list[tuple[bool, float]]] = {}
-        for row in read_rows(self.folder / SELECTIONS):
-            chosen = (row["chosen"] == "1", float(row["importance"] or "nan"))
-            epochs.setdefault(row["epoch"], []).append(chosen)
-        table = np.array([*epochs.values()], float)
-        return Selections(np.array([*epochs], float), table[:, :, 0] == 1, table[:, :, 1])
+        """What it selected. Raises `UserError` if selections.csv is damaged or has no selection."""
+        path, epochs = self.folder / SELECTIONS, dict[str, list[tuple[bool, float]]]()
+        with reading(path):
+            for row in read_rows(path):
+                require(row, dict.fromkeys(("epoch", "chosen", "importance"), TEXT))
+                chosen = (row["chosen"] == "1", float(row["importance"] or "nan"))
+                epochs.setdefault(row["epoch"], []).append(chosen)
+            if len({*map(len, epochs.values())}) != 1:
+                raise ValueError("must have as many rows for each selection, and at least one")
+            table = np.array([*epochs.values()], float)
+            return Selections(np.array([*epochs], float), table[:, :, 0] == 1, table[:, :, 1])
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -176,10 +182,12 @@ def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, P
     """The last importance [N] of the newest elastic run under `logdir` with tensors of these names, and its file."""
     files = [path for path in logdir.glob(f"*/{SELECTIONS}") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        rows = read_rows(path)[-len(names) :]
         try:
+            rows = read_rows(path)[-len(names) :]
             if [row["name"] for row in rows] == list(names):
-                return np.array([float(row["importance"]) for row in rows]), path
-        except (KeyError, ValueError):
-            continue  # a run without importance
+                importance = np.array([float(row["importance"]) for row in rows])
+                if np.isfinite(importance).all():
+                    return importance, path
+        except (OSError, KeyError, TypeError, ValueError, csv.Error):
+            continue  # a run without importance, or a damaged file
     return None

@@ -313,12 +313,15 @@ def load_table(
     advice = f"make it again: {remake_command}"
     try:
         record = read_profile(folder)
+        costs = record.pop("memory", None)
         settings = {key: record.pop(key, None) for key in wanted}
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
         if others:
             raise UserError(f"{folder}: measured with {'; '.join(others)}")
         rows = _read_rows(folder / "table.csv")
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
+        with reading(folder / "profile.json"):
+            memory = None if costs is None else MemoryCosts.from_record(costs, len(rows))
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
     why = _stale_because(record, graph)
@@ -328,7 +331,6 @@ def load_table(
         print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
     place_of = {row["name"]: place for place, row in enumerate(rows)}
     position_of = {name: position for position, name in enumerate(names)}
-    memory = record.pop("memory", None)
     return TimingTable(
         names=[*place_of],
         shapes=[row["shape"] for row in rows],
@@ -341,7 +343,7 @@ def load_table(
         **{name: record.pop(name, None) for name in _NUMBERS},
         fit=Fit(**record.pop("fit")),
         settings=settings,
-        memory=None if memory is None else MemoryCosts.from_record(memory),
+        memory=memory,
         details=record,
     )
 

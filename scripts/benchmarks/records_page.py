@@ -34,6 +34,7 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "board": ("step_over_tensorflow",),
     "examples": (),
     "fleet": ("accuracy_percent",),
+    "fuzz": ("examples", "failed"),
     "memory": ("median_error_percent", "p95_error_percent"),
     "recorded_board": (),
     "rho": ("rho",),

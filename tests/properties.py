@@ -1,0 +1,708 @@
+"""What must hold for any input: properties that Hypothesis tries, in a short test and in `scripts/benchmarks/fuzz.py`.
+
+Each is a function that Hypothesis calls with made-up input; `PROPERTIES` has them by name. Files are made once, then
+changed (cut, bits flipped, parts swapped, fields replaced) and read as the commands read them: the answer is one line,
+or what was read is what was there, or at least finite and of its kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import itertools
+import json
+import math
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import keras
+import numpy as np
+import tensorflow as tf
+from conftest import BATCH, make_small_model, make_table
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from made_up_command_lines import FOLDERS
+from made_up_runs import made_up_run
+from PIL import Image
+from small_images import encoded
+from small_networks import as_if_trained, some_images, values
+
+import utils
+from elastic_trainer import ElasticTraining
+from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.cli.data_command import parse_data
+from elastic_trainer.cli.evaluate_command import parse_evaluation
+from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.datasets import decoding
+from elastic_trainer.extensions.fleet.command_line import COMMANDS, parse_fleet
+from elastic_trainer.networks import pretrained
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
+from elastic_trainer.networks.saved_model import load_model, save_model
+from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.runs.checkpoint import Checkpoints, State
+from elastic_trainer.runs.reader import latest_importance, read_run, read_summary
+from elastic_trainer.selection.budget import smallest_rho
+from elastic_trainer.selection.select import select_tensors, select_upper_part
+from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.run_steps import table_of_steps
+from elastic_trainer.timing.table import TimingTable, load_table, save_table
+from elastic_trainer.timing.trace import read_trace
+from elastic_trainer.training.prefix import split_step
+from elastic_trainer.training.step import TrainStep
+from selection_solver_DP import ROUNDING_LOSS, solve
+
+TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
+PROPERTIES: dict[str, Callable[[], Any]] = {}  # each makes a function that Hypothesis calls
+SLOW = {"exactly_what_is_selected_trains_as_in_plain_keras", "fit_at_rho_1_is_plain_fit"}  # seconds for an example
+EXAMPLES: Counter[str] = Counter()  # tried so far, by property
+
+
+def property_of(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Enters a function of inputs from these strategies into `PROPERTIES`."""
+
+    def enter(function: Callable[..., None]) -> Callable[..., None]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def counted(*args: Any, **inputs: Any) -> None:
+            EXAMPLES[name] += 1
+            function(*args, **inputs)
+
+        PROPERTIES[name] = lambda: hypothesis.given(*strategies)(counted)
+        return function
+
+    return enter
+
+
+def attempt(name: str, examples: int, seed: int | None = None) -> None:
+    """Try a property on so many examples, the same ones each time without a seed; raises what fails."""
+    phases = [Phase.generate] if name in SLOW else [Phase.generate, Phase.shrink]
+    settings = hypothesis.settings(
+        **{"max_examples": examples, "phases": phases, "deadline": None, "database": None},
+        derandomize=seed is None,
+        suppress_health_check=[*HealthCheck],
+    )
+    function = settings(PROPERTIES[name]())
+    (function if seed is None else hypothesis.seed(seed)(function))()
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+    """What the block prints is dropped; an error must be one that a command reports in a line."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            yield
+        except Exception as error:
+            if utils._message(error) is None:
+                raise
+
+
+@functools.cache
+def workplace() -> Path:
+    """A folder that lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory(prefix="properties")
+    _kept.append(folder)
+    return Path(folder.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+# --- command lines ----------------------------------------------------------------------------------------------------
+
+_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output", *(name for each in COMMANDS.values() for name in each.flags)})
+_CHOICES = sorted({str(one) for flag in MAIN_FLAGS.values() for one in getattr(flag.type, "names", [])})
+_WORDS = [
+    *("", "-", "--", "=", "0", "-1", "1", "4", "10", "0.5", "1e400", "nan", "inf", "1e-320", "True", "False", "none"),
+    *("5m", "1h 30m", "0s", "1e9d", "2G", "80%", "-5%", "1e30M", "imagenet", "digits", "image_folder", "sgd", "adam"),
+    *(
+        "/",
+        ".",
+        "..",
+        "~",
+        "/dev/null",
+        "/proc/self/mem",
+        "a\0b",
+        "a\nb",
+        "x" * 300,
+        "\udcff",
+        "é",
+        "🐀",
+        "--rho",
+        "@x",
+    ),
+    *("no/such.keras", "no/such.py:f", f"{__file__}:f", f"{__file__}:", __file__, "1" * 400, "0x10", "1_0", "٣"),
+    *("show", "prepare", "serve", "join", "simulate", "mobilenetv2", "resnet50", "vit", *FOLDERS),
+]
+_VALUES = st.one_of(
+    *(st.sampled_from(_WORDS), st.sampled_from(_CHOICES), st.text()), st.integers().map(str), st.floats().map(str)
+)
+_FLAGS = st.sampled_from(_NAMES).map(lambda name: f"--{name}")
+_PIECES = st.one_of(
+    st.tuples(_FLAGS, _VALUES).map(list),
+    st.tuples(_FLAGS, _VALUES).map(lambda pair: ["=".join(pair)]),
+    _FLAGS.map(lambda flag: [flag]),
+    _VALUES.map(lambda value: [value]),
+)
+_PARSERS = {
+    "main.py": parse_main,
+    "profiler.py": parse_profiler,
+    "data.py": parse_data,
+    "fleet.py": parse_fleet,
+}
+
+
+@property_of(
+    st.sampled_from(sorted(_PARSERS)),
+    st.sampled_from([[], ["show"], ["prepare"], ["serve"], ["join"], ["simulate"]]),
+    st.lists(_PIECES, max_size=6),
+)
+def any_command_line_is_parsed_or_refused_in_a_line(script: str, start: list[str], pieces: list[list[str]]) -> None:
+    with one_line():
+        try:
+            command = _PARSERS[script]([*start, *itertools.chain(*pieces)])
+        except SystemExit as stopped:  # --help
+            assert stopped.code == 0 and any("--help".startswith(one) or one == "-h" for [one, *_] in pieces)
+            return
+        if hasattr(command, "config"):
+            json.dumps(command.config)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A change of a file's bytes: cut, bits flipped, parts swapped, repeated, zeroed or inserted."""
+
+    kind: str
+    shares: list[float]  # places, from 0 to below 1
+    bit: int
+    more: bytes
+
+    def __call__(self, content: bytes) -> bytes:
+        changed = bytearray(content)
+        first, middle, last = sorted(int(share * len(content)) for share in self.shares)
+        if self.kind == "cut":
+            return bytes(changed[:first])
+        if self.kind == "swap":
+            return bytes(changed[:first] + changed[middle:last] + changed[first:middle] + changed[last:])
+        if self.kind == "repeat":
+            return bytes(changed[:last] + changed[first:])
+        if self.kind == "flip":
+            for place in (first, middle, last):
+                changed[place] ^= 1 << self.bit
+        elif self.kind == "zero":
+            changed[first:last] = bytes(last - first)
+        else:
+            changed[first:first] = self.more
+        return bytes(changed)
+
+
+_SHARES = st.lists(st.floats(0, 1, exclude_max=True), min_size=3, max_size=3)
+DAMAGES = st.builds(
+    Damage,
+    st.sampled_from(["cut", "flip", "swap", "repeat", "zero", "insert"]),
+    _SHARES,
+    st.integers(0, 7),
+    st.binary(min_size=1, max_size=8),
+)
+
+
+@dataclass(frozen=True)
+class FieldChange:
+    """A change of a JSON value: one field, at any depth, is replaced or removed."""
+
+    choices: list[int]
+    value: Any
+    removes: bool
+
+    def __call__(self, record: Any) -> Any:
+        record = json.loads(json.dumps(record))
+        here, parents = record, []
+        for choice in self.choices:
+            keys = [*here] if isinstance(here, dict) else [*range(len(here))] if isinstance(here, list) else []
+            if not keys:
+                break
+            parents.append((here, keys[choice % len(keys)]))
+            here = here[parents[-1][1]]
+        parent, key = parents[self.choices[0] % len(parents)]
+        if self.removes:
+            del parent[key]
+        else:
+            parent[key] = self.value
+        return record
+
+
+_JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.integers(), st.floats(), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=2)),
+    max_leaves=4,
+)
+FIELD_CHANGES = st.builds(FieldChange, st.lists(st.integers(0, 10**6), min_size=6, max_size=6), _JSON, st.booleans())
+
+
+# --- tables and records -----------------------------------------------------------------------------------------------
+
+_SETTINGS = {"model_name": "small", "batch_size": BATCH, "optimizer": "sgd"}
+
+
+@functools.cache
+def small_table() -> tuple[keras.Model, TimingTable, dict[str, bytes]]:
+    """The small network, its table, and the files of that."""
+    from elastic_trainer.machine import environment
+    from elastic_trainer.memory.costs import NO_CHAIN, Kept, MemoryCosts
+
+    model = make_small_model()
+    table = make_table(model, t_fw_ms=0.5)
+    count = len(table.names)
+    costs = MemoryCosts(30.0, 10.0, 1.0, np.arange(count) / 2, np.ones(count), [Kept((0, 1), NO_CHAIN, 100.0)])
+    table = replace(table, memory=costs, compiling_ms=1500.0, plain_step_ms=7.0, settings=dict(_SETTINGS))
+    table.details.update(environment=environment(), graph_digest="a1b2")
+    folder = workplace() / "table"
+    save_table(table, folder)
+    return model, table, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def read_table(contents: dict[str, bytes]) -> TimingTable | None:
+    """The table of these files, as a run loads it; None if it is refused in a line. Nothing in its folder changes."""
+    model, folder, table = small_table()[0], workplace() / "table", None
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
+    with one_line():
+        table = load_table(folder, _SETTINGS, tensor_names(model), shapes, "a1b2", "profiler.py", allow_stale=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
+    return table
+
+
+def is_usable(table: TimingTable, model: keras.Model) -> None:
+    """Selections by a table, and what it predicts, are sound."""
+    head, importance = head_mask(model), np.ones(len(table.names))
+    assert sorted(table.positions) == [*range(len(importance))]
+    smallest = smallest_rho(table, head)
+    assert math.isfinite(smallest) and smallest > 0
+    for select in (select_tensors, select_upper_part):
+        plan = select(table, importance, head, 0.6)
+        assert plan.mask[head].all() and math.isfinite(plan.step_ms) and plan.step_ms >= 0
+        assert (plan.mask == head).all() or plan.step_ms <= plan.budget_ms * (1 + 1e-9)
+    if table.memory is not None:
+        room_mb = table.predict_mb(head) + 1.0
+        assert table.predict_mb(select_tensors(table, importance, head, 0.9, room_mb=room_mb).mask) <= room_mb + 1e-6
+    str(table.doubt)
+
+
+@property_of(st.sampled_from(["table.csv", "profile.json"]), DAMAGES, st.booleans())
+def a_damaged_timing_table_is_refused_or_usable(name: str, damage: Damage, swaps: bool) -> None:
+    model, _, contents = small_table()
+    other = "table.csv" if name == "profile.json" else "profile.json"
+    table = read_table({**contents, name: damage(contents[other if swaps else name])})
+    if table is not None:
+        is_usable(table, model)
+
+
+@property_of(FIELD_CHANGES)
+def a_timing_table_with_another_field_is_refused_or_usable(change: FieldChange) -> None:
+    model, _, contents = small_table()
+    record = change(json.loads(contents["profile.json"]))
+    table = read_table({**contents, "profile.json": json.dumps(record).encode()})
+    if table is not None:
+        is_usable(table, model)
+
+
+@property_of(
+    st.integers(0, 10**6),
+    st.sampled_from(["t_dw_ms", "t_dy_ms", "t_fw_ms", "order", "name", "kernel", "shape", "features_mb"]),
+    _VALUES,
+)
+def a_timing_table_with_another_cell_is_refused_or_usable(line: int, column: str, cell: str) -> None:
+    import csv
+
+    model, _, contents = small_table()
+    rows = [*csv.reader(io.StringIO(contents["table.csv"].decode()))]
+    rows[1 + line % (len(rows) - 1)][rows[0].index(column)] = cell
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    table = read_table({**contents, "table.csv": text.getvalue().encode("utf-8", "surrogateescape")})
+    if table is not None:
+        is_usable(table, model)
+
+
+@functools.cache
+def finished_run() -> tuple[Path, dict[str, bytes]]:
+    """A run that was never trained, with a model, and its files."""
+    record = {"class_names": ["a", "b"], "training_images": "", "test_images": ""}
+    folder = made_up_run(workplace() / "run", command=["--rho", "0.5"], images=record)
+    (folder / "best.keras").write_bytes(b"")
+    return folder, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def check_importance(found: tuple[np.ndarray, Path] | None) -> None:
+    assert found is None or (found[0].shape == (2,) and np.isfinite(found[0]).all())
+
+
+def use_run(changed: dict[str, bytes]) -> None:
+    """Read a run with changed files in each way that commands do."""
+    folder, contents = finished_run()
+    for name, content in {**contents, **changed}.items():
+        (folder / name).write_bytes(content)
+    ways: list[Callable[[], Any]] = [
+        lambda: read_run(folder).selections(),
+        lambda: read_run(folder).column("test_accuracy"),
+        lambda: check_importance(latest_importance(folder.parent, ["t0", "t1"])),
+        lambda: read_summary(folder),
+        lambda: parse_main(["--resume", str(folder)]),
+        lambda: parse_main(["--evaluate", str(folder)]),
+        lambda: parse_evaluation(["--evaluate", str(folder)]),
+        lambda: parse_fleet(["serve", "--resume", str(folder)]),
+        lambda: parse_main(["--weights", str(folder)]),
+    ]
+    for way in ways:
+        with one_line():
+            way()
+
+
+@property_of(st.sampled_from(["config.json", "summary.json", "metrics.csv", "selections.csv"]), DAMAGES)
+def a_damaged_run_folder_is_refused_in_a_line(name: str, damage: Damage) -> None:
+    use_run({name: damage(finished_run()[1][name])})
+
+
+@property_of(st.sampled_from(["config.json", "summary.json"]), FIELD_CHANGES)
+def a_run_folder_with_another_field_is_refused_or_read(name: str, change: FieldChange) -> None:
+    use_run({name: json.dumps(change(json.loads(finished_run()[1][name]))).encode()})
+
+
+# --- checkpoints, weights, models -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def checkpoint_files() -> dict[str, bytes]:
+    checkpoints = Checkpoints(workplace() / "checkpoints", "id")
+    for step in (1, 2):
+        arrays = {"model/a": np.arange(7.0) + step, "optimizer/b/c": np.full((2, 3), step, np.float32)}
+        checkpoints.save(step, State(arrays, {"history": {"step": step}}))
+    return {path.name: path.read_bytes() for path in checkpoints.folder.iterdir()}
+
+
+@property_of(st.integers(1, 2), DAMAGES)
+def a_damaged_checkpoint_is_skipped_and_nothing_saved_is_lost(step: int, damage: Damage) -> None:
+    contents = checkpoint_files()
+    name = f"step-{step:010}.npz"
+    folder = workplace() / "checkpoints"
+    contents = {**contents, name: damage(contents[name])}
+    for each, content in contents.items():
+        (folder / each).write_bytes(content)
+    found = None
+    with one_line():
+        found = Checkpoints(folder, "id").latest()
+        assert found is not None
+    assert found is not None, "the other one is intact"
+    state = found.record["history"]["step"]
+    assert state in (1, 2) and (step == 2 or state == 2)
+    np.testing.assert_array_equal(found.arrays["model/a"], np.arange(7.0) + state)
+    np.testing.assert_array_equal(found.arrays["optimizer/b/c"], np.full((2, 3), state, np.float32))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
+
+
+@functools.cache
+def model_files() -> tuple[keras.Model, dict[str, bytes]]:
+    """The small network, and its weights in each kind of file."""
+    model, folder = as_if_trained(make_small_model()), workplace() / "models"
+    folder.mkdir()
+    save_model(model, folder / "my.keras")
+    model.save_weights(folder / "my.weights.h5")
+    return model, {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fresh(name: str) -> Path:
+    """A path that no file had: Keras keeps one open after it failed to load it."""
+    return workplace() / f"{next(_count)}{name}"
+
+
+_count = itertools.count()
+
+
+def load_weights(name: str, content: bytes) -> None:
+    """Load a changed file as `--weights` does: all weights are finite, or it is refused in a line."""
+    model, path = model_files()[0], fresh(name)
+    path.write_bytes(content)
+    before = values(model.weights)
+    with one_line():
+        pretrained.load(model, model, path, f"{__file__}:small")
+        assert all(np.isfinite(one).all() for one in values(model.weights))
+    for weight, old in zip(model.weights, before, strict=True):
+        weight.assign(old)
+    assert path.read_bytes() == content
+    path.unlink()
+
+
+@property_of(st.sampled_from(["my.keras", "my.weights.h5"]), DAMAGES)
+def damaged_weights_are_refused_or_finite(name: str, damage: Damage) -> None:
+    load_weights(name, damage(model_files()[1][name]))
+
+
+def load_saved_model(content: bytes) -> None:
+    path = fresh("my.keras")
+    path.write_bytes(content)
+    with one_line():
+        model = load_model(path, "--evaluate")
+        assert all(np.isfinite(one).all() for one in values(model.weights))
+    path.unlink()
+
+
+@property_of(DAMAGES)
+def a_damaged_model_is_refused_or_finite(damage: Damage) -> None:
+    load_saved_model(damage(model_files()[1]["my.keras"]))
+
+
+@property_of(FIELD_CHANGES)
+def a_model_with_another_config_is_refused_or_finite(change: FieldChange) -> None:
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(model_files()[1]["my.keras"])) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "config.json":
+                content = json.dumps(change(json.loads(content))).encode()
+            target.writestr(name, content)
+    load_saved_model(changed.getvalue())
+
+
+# --- traces and images ------------------------------------------------------------------------------------------------
+
+
+@property_of(DAMAGES, st.sampled_from([None, 1, 3]))
+def a_damaged_trace_is_refused_or_has_times(damage: Damage, steps: int | None) -> None:
+    path = workplace() / "damaged.xplane.pb"
+    path.write_bytes(damage(TRACE.read_bytes()))
+    with one_line():
+        trace = read_trace(path, steps)
+        assert trace.op_ms and all(math.isfinite(ms) and ms >= 0 for ms in trace.op_ms.values())
+
+
+@functools.cache
+def images() -> dict[str, bytes]:
+    """A photo in each format."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8))
+    return {kind: encoded(image, kind) for kind in decoding.FORMATS} | {
+        "progressive": encoded(image, "JPEG", progressive=True),
+        "palette": encoded(image.convert("P"), "PNG", transparency=3),
+    }
+
+
+@property_of(st.sampled_from([*decoding.FORMATS, "progressive", "palette"]), DAMAGES)
+def a_damaged_image_is_decoded_or_described_in_a_line(kind: str, damage: Damage) -> None:
+    path = workplace() / "photo.jpg"
+    path.write_bytes(damage(images()[kind]))
+    try:
+        pixels = decoding.decode(str(path), 8)
+    except MemoryError:
+        raise
+    except Exception as error:
+        line = decoding.decode_failure(str(path), 0, error)
+        assert line.startswith(str(path)) and "\n" not in line
+    else:
+        assert pixels.shape == (8, 8, 3) and pixels.dtype == np.uint8
+
+
+# --- the solver -------------------------------------------------------------------------------------------------------
+
+_TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e3), st.floats(0, 1e-300), st.just(0.0))
+_GAIN = st.one_of(st.integers(-3, 5).map(float), st.floats(-1e3, 1e3), st.floats(0, 1e-300))
+
+
+@property_of(
+    st.lists(st.tuples(_TIME, _TIME, _GAIN), min_size=1, max_size=9),
+    st.one_of(st.floats(0, 1.1), st.just(1.0)),
+    st.sampled_from([None, 1, 7, 1000]),
+)
+def a_selection_keeps_the_budget_and_is_the_best(
+    tensors: list[tuple[float, float, float]], share: float, resolution: int | None
+) -> None:
+    t_dy, t_dw, importance = np.array(tensors).T
+    budget = share * float(t_dy.sum() + t_dw.sum())
+    found = solve(t_dy, t_dw, importance, budget, resolution)
+    masks = np.array([*itertools.product((0, 1), repeat=len(tensors))])
+    depth = np.array([np.flatnonzero(mask)[-1] + 1 if mask.any() else 0 for mask in masks])
+    time = masks @ t_dw + np.concatenate(([0.0], np.cumsum(t_dy)))[depth]
+    gain, place = masks @ importance, [*map(tuple, masks)].index(tuple(int(one) for one in found.mask))
+    scale = np.abs(importance).sum()
+    assert time[place] <= budget * (1 + 1e-12)
+    assert abs(found.importance - gain[place]) <= 1e-12 * scale
+    if resolution is None:
+        assert found.importance >= gain[time <= (1 - ROUNDING_LOSS) * budget].max(initial=0.0) - 1e-9 * scale
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+_KINDS = (
+    *("conv", "depthwise", "norm", "activation", "add", "concatenate", "pool", "layer_norm", "pad", "again", "inner"),
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A small functional network on images 8×8: branches, shared layers, models within, frozen batch norm."""
+
+    steps: list[tuple[str, int]]  # kind of each layer, and a number that its settings follow from
+    pooled: bool
+    has_bias: bool
+    hidden: bool
+
+    def make(self) -> keras.Model:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        inputs = keras.Input((8, 8, 3))
+        found = [layers.Conv2D(4, 3, padding="same")(layers.Rescaling(1 / 127.5, -1)(inputs))]
+        shared: list[tuple[Any, Any]] = []  # layers, and the shapes that they take
+        for kind, choice in self.steps:
+            x = found[-1]
+            if kind == "again":
+                fitting = [layer for layer, shape in shared if shape == x.shape]
+                found.append(fitting[choice % len(fitting)](x) if fitting else x)
+                continue
+            layer = _layer(kind, choice, x.shape)
+            if kind in ("add", "concatenate"):
+                alike = [one for one in found[:-1] if one.shape == x.shape]
+                x = layer([x, alike[choice % len(alike)]]) if alike else x
+            else:
+                shared.append((layer, x.shape))
+                x = layer(x)
+            found.append(x)
+        x = (layers.GlobalAveragePooling2D() if self.pooled else layers.Flatten())(found[-1])
+        x = layers.Dense(5, activation="relu")(x) if self.hidden else x
+        model = keras.Model(inputs, layers.Dense(3, use_bias=self.has_bias)(x))
+        return as_if_trained(freeze_batch_norm(model))
+
+
+def _layer(kind: str, choice: int, shape: Any) -> Any:
+    """A layer of this kind, or a model, that takes images of this shape."""
+    layers, filters, is_even = keras.layers, 3 + choice % 3, choice % 2 == 0
+    if kind in ("pad", "pool") and min(shape[1:3]) < 3:
+        kind = "activation"
+    if kind == "pad":
+        strided = layers.Conv2D(filters, 3, strides=2, use_bias=is_even)
+        return keras.Sequential([layers.ZeroPadding2D(((0, 1), (0, 1))), strided])
+    if kind == "inner":
+        inputs = keras.Input(shape[1:])
+        x = layers.BatchNormalization()(layers.Conv2D(filters, 1, use_bias=is_even)(inputs))
+        return keras.Model(inputs, layers.ReLU()(x))
+    size, strides = 1 + choice % 3, 1 + choice % 2
+    make: dict[str, Callable[[], Any]] = {
+        "conv": lambda: layers.Conv2D(filters, size, strides=strides, padding="same", use_bias=choice % 4 < 2),
+        "depthwise": lambda: layers.DepthwiseConv2D(3, padding="same", use_bias=is_even),
+        "norm": lambda: layers.BatchNormalization(scale=choice % 3 > 0, center=choice % 4 > 0),
+        "activation": lambda: layers.Activation("relu" if is_even else "gelu"),
+        "add": layers.Add,
+        "concatenate": layers.Concatenate,
+        "pool": lambda: (layers.AveragePooling2D if is_even else layers.MaxPooling2D)(2),
+        "layer_norm": layers.LayerNormalization,
+    }
+    return make[kind]()
+
+
+NETWORKS = st.builds(
+    Network,
+    st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 11)), min_size=1, max_size=8),
+    *(st.booleans(), st.booleans(), st.booleans()),
+)
+
+
+def compiled(model: keras.Model, optimizer: str) -> keras.Model:
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(0.01),
+        "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+        "adam": lambda: keras.optimizers.Adam(1e-3),
+        "adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1),
+        "clipped": lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.1),
+    }
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizers[optimizer](), loss, metrics=["accuracy"])
+    return model
+
+
+def plain_steps(model: keras.Model, mask: np.ndarray, batches: list[Any]) -> list[float]:
+    """Train by plain SGD, in plain Keras, only what `mask` selects; returns the loss of each step."""
+    chosen = [variable for variable, is_chosen in zip(model.trainable_variables, mask, strict=True) if is_chosen]
+    losses = []
+    for inputs, labels in batches:
+        with tf.GradientTape() as tape:
+            outputs = model(inputs, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+        gradients = tape.gradient(loss, [variable.value for variable in chosen], unconnected_gradients="zero")
+        for variable, gradient in zip(chosen, gradients, strict=True):
+            variable.assign_sub(0.01 * gradient)
+        losses.append(float(loss))
+    return losses
+
+
+@property_of(NETWORKS, st.floats(0.05, 1), st.integers(0, 2**32 - 1), st.booleans())
+def exactly_what_is_selected_trains_as_in_plain_keras(
+    network: Network, share: float, seed: int, is_upper: bool
+) -> None:
+    """Profile, select, fold, cut, two steps."""
+    model = network.make()
+    count, start = len(model.trainable_variables), values(model.variables)
+    batches = [(tf.constant(some_images(8, BATCH, k)), tf.constant(np.arange(BATCH) % 3, tf.int32)) for k in range(2)]
+    task = ImageClassification(model)
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    table = table_of_steps(task, optimizer, BATCH, 10.0, {})
+    head = head_mask(model)
+    rho = max(share, smallest_rho(table, head))
+    importance = np.random.default_rng(seed).normal(0.5, 1, count)
+    plan = (select_upper_part if is_upper else select_tensors)(table, importance, head, rho)
+    assert plan.mask[head].all() and plan.step_ms <= rho * table.predict_ms(np.ones(count, bool)) * (1 + 1e-9)
+    expected, after = plain_steps(model, plan.mask, batches), values(model.variables)
+    step = TrainStep(task, optimizer, BATCH, plan.mask)
+    split = split_step(step)
+    for run in filter(None, (step, split)):
+        for variable, old in zip(model.variables, start, strict=True):
+            variable.assign(old)
+        losses = [
+            (split(split.prefix(inputs), labels) if run is split and split else step(inputs, labels))[0]
+            for inputs, labels in batches
+        ]
+        np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=2e-5)
+        chosen = {id(variable) for variable, taken in zip(model.trainable_variables, plan.mask, strict=True) if taken}
+        for variable, old, wanted in zip(model.variables, start, after, strict=True):
+            found = variable.numpy()
+            if id(variable) in chosen:
+                scale = np.abs(wanted - old).max()
+                np.testing.assert_allclose(found - old, wanted - old, rtol=1e-2, atol=1e-2 * scale + 1e-6)
+            else:
+                np.testing.assert_array_equal(found, old, err_msg=variable.path)
+
+
+@property_of(NETWORKS, st.sampled_from(["sgd", "momentum", "adam", "adamw", "clipped"]), st.sampled_from([1, 3]))
+def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execution: int) -> None:
+    x, y = some_images(8, 10), np.arange(10) % 3
+    results = []
+    for is_elastic in (False, True):
+        model = compiled(network.make(), optimizer)
+        model.steps_per_execution = steps_per_execution
+        scheme = "elastic_training_upper_part"
+        callbacks = [ElasticTraining(1.0, scheme=scheme, table=make_table(model), verbose=0)] if is_elastic else []
+        fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(x, y, callbacks=callbacks, validation_data=(x, y), **fit).history
+        results.append((history, values(model.variables)))
+        assert not callbacks or callbacks[0].history.step == 6
+    (plain, plain_values), (found, found_values) = results
+    for name, numbers in plain.items():
+        np.testing.assert_allclose(found[name], numbers, rtol=1e-5, atol=1e-6, err_msg=name)
+    for one, other in zip(plain_values, found_values, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+def shown(error: BaseException) -> str:
+    """An error of a property, with the input that Hypothesis found."""
+    notes = "; ".join(getattr(error, "__notes__", []))
+    return " ".join(f"{type(error).__name__}: {error} {notes}".split())[:1500]

@@ -1,0 +1,9 @@
+"""The properties of `properties.py`, each on a few inputs; `scripts/benchmarks/fuzz.py` tries many."""
+
+import pytest
+from properties import PROPERTIES, SLOW, attempt
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_it_holds(name):
+    attempt(name, examples=2 if name in SLOW else 25)
