@@ -86,7 +86,10 @@ def attempt(name: str, examples: int, seed: int | None = None) -> None:
     """Try a property on so many examples, the same ones each time without a seed; raises what fails."""
     phases = [Phase.generate] if name in SLOW else [Phase.generate, Phase.shrink]
     settings = hypothesis.settings(
-        **{"max_examples": examples, "phases": phases, "deadline": None, "database": None},
+        max_examples=examples,
+        phases=phases,
+        deadline=None,
+        database=None,
         derandomize=seed is None,
         suppress_health_check=[*HealthCheck],
     )

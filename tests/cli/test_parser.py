@@ -73,6 +73,7 @@ from elastic_trainer.runs.reader import CONFIG
         ("-rho 0.5", "-rho: there is no such flag; did you mean '--rho'?"),
         ("--qqq", "--qqq: there is no such flag; --help lists them"),
         ("resnet50", "'resnet50': unexpected argument"),
+        ("''", "'': unexpected argument"),
         ("--timing flops", "--timing: is a flag of profiler.py, not of main.py"),
         (f"--logdir {__file__}/logs", f"--logdir: {__file__} is a file; give a folder"),
         ("--resume --overwrite", "--resume: cannot be combined with --overwrite; leave one of them out"),

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from typing import Any
 
@@ -132,3 +133,28 @@ def test_the_model_before_training_is_no_epoch_of_a_run(tmp_path):
     first = ["0" if name in ("epoch", "train_seconds") else "" for name in header.split(",")]
     (folder / "metrics.csv").write_text("\n".join([header, ",".join(first), *rows]))
     assert [row["epoch"] for row in read_run(folder).epochs] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "at least one"),
+        (b"epoch,name,importance,chosen\n0,a,1,1\n0,b,2,0\n1,a,1,1\n", "as many rows for each selection"),
+        (b"epoch,name,importance,chosen\n0,a\n", "chosen: must be text|importance: must be text"),
+        (b"epoch,name,importance,chosen\n0,a,much,1\n", "could not convert"),
+        (b"name,importance,chosen\na,1,1\n", "epoch: is missing"),
+        (b"\xff\xfe", "can't decode"),
+    ],
+)
+def test_damaged_selections_are_one_line_and_are_passed_over_where_another_run_has_some(content, message, tmp_path):
+    whole, damaged = made_up_run(tmp_path / "whole"), made_up_run(tmp_path / "damaged")
+    (damaged / "selections.csv").write_bytes(content)
+    os.utime(damaged / "selections.csv", (2e9, 2e9))
+    with pytest.raises(UserError, match=f"selections.csv: .*({message})"):
+        read_run(damaged).selections()
+    found = latest_importance(tmp_path, ["t0", "t1"])
+    assert found is not None and found[1].parent == whole
+    (damaged / "selections.csv").write_text("name,importance\nt0,inf\nt1,1\n")
+    os.utime(damaged / "selections.csv", (2e9, 2e9))
+    found = latest_importance(tmp_path, ["t0", "t1"])
+    assert found is not None and found[1].parent == whole

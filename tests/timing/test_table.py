@@ -176,6 +176,7 @@ def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
         load(logdir, names, table)
 
 
+MEMORY = MemoryCosts(1.0, 1.0, 1.0, np.zeros(0), np.zeros(0), []).to_record()
 DAMAGED_PROFILES: dict[str, tuple[Any, str]] = {
     "cut short": ('{"model_name": "mob', "is not valid JSON"),
     "empty": ("", "is not valid JSON"),
@@ -194,6 +195,11 @@ DAMAGED_PROFILES: dict[str, tuple[Any, str]] = {
     "environment as text": ({"environment": "here"}, "environment: must be an object"),
     "packages as a list": ({"environment": {"packages": [1]}}, "environment: packages: must be an object"),
     "memory without costs": ({"memory": {"forward_mb": 1.0}}, "memory: beside_mb: is missing$"),
+    "memory of no tensors": ({"memory": MEMORY}, r"memory: is not of \d+ tensors$"),
+    "memory of a tensor too many": (
+        {"memory": {**MEMORY, "own_mb": [0.0] * 11, "chain_mb": [0.0] * 11, "kept": [([11], -1, 1.0)]}},
+        "memory: is not of 11 tensors$",
+    ),
 }
 
 
