@@ -142,7 +142,8 @@ class NetworkSettings:
 
     model_name: str = flag(PAPER["model_name"], NETWORK, Lazy("elastic_trainer.networks.names:known_network"), "NAME",
         evaluate="run", help=(
-        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), any other name of `keras.applications` such as "
+        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0` (its weights are [a "
+        "package](your_data_and_networks.md#your-own-photos)), any other name of `keras.applications` such as "
         "`efficientnetb0` or `convnexttiny`, or [your own network](your_data_and_networks.md#your-own-network): "
         "`FILE.keras`, or `FILE.py:FUNCTION`, called with (height, width, 3) and the number of classes"))
     input_size: int = flag(PAPER["input_size"], NETWORK, whole_number(1, 4096), "PIXELS", evaluate="run", help=(

@@ -1,7 +1,7 @@
 """Builds the backbone of each network that has a name, and scales images the way its pre-training did.
 
-The paper trains ResNet50, VGG16, MobileNetV2 and ViT-B/16 (section 6). ViT comes from vit-keras, all others from
-keras.applications, so every network of Keras can be named.
+The paper trains ResNet50, VGG16, MobileNetV2 and ViT-B/16 (section 6). ViT comes from vit-keras, EfficientNet-Lite0
+from here, all others from keras.applications, so every network of Keras can be named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import keras
 import numpy as np
 
 from elastic_trainer.errors import UserError, first_line, importing
-from elastic_trainer.networks.names import KERAS_NETWORKS, WIDTHS
+from elastic_trainer.networks.efficientnet_lite import OFFSET, SCALE, efficientnet_lite
+from elastic_trainer.networks.names import KERAS_NETWORKS, PACKAGED_NETWORK, WIDTHS
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
 _PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1, as `_scaling` returns it
@@ -32,9 +33,12 @@ class Architecture(NamedTuple):
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`: one of `names.MODEL_NAMES`, or of `names.KERAS_NETWORKS` in lower case."""
+    """The architecture called `name`, as `names.known_network` takes it, in lower case."""
     if name == "vit":
         return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
+    if name == PACKAGED_NETWORK:
+        preprocess = partial(_preprocess, False, [SCALE] * 3, [OFFSET] * 3)
+        return Architecture(lambda size, alpha, weights: efficientnet_lite(size, weights), preprocess)
     keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
     function = getattr(keras.applications, keras_name)
     module = sys.modules[function.__module__]
@@ -111,5 +115,6 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
         raise UserError(
             f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
-            "one, and give --weights FILE or --weights none"
+            f"one, and give --weights FILE or --weights none; or --model_name {PACKAGED_NETWORK}, whose weights are a "
+            "package"
         ) from error

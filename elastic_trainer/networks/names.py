@@ -18,6 +18,7 @@ KERAS_NETWORKS = (
     *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile"),
     *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
 )
+PACKAGED_NETWORK = "efficientnetlite0"  # its ImageNet weights are a package of the index
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 
@@ -47,12 +48,12 @@ def known_network(text: str) -> str:
     elif text.endswith(".py"):
         raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
     else:
-        known = dict.fromkeys((*MODEL_NAMES, *(name.lower() for name in KERAS_NETWORKS)))
+        known = dict.fromkeys((*MODEL_NAMES, PACKAGED_NETWORK, *(name.lower() for name in KERAS_NETWORKS)))
         if text.lower() in known:
             return text.lower()
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not one of {', '.join(MODEL_NAMES)}, FILE.keras, FILE.py:FUNCTION, or a network of "
-            f"keras.applications{did_you_mean(text, [*known])}"
+            f"'{text}' is not one of {', '.join((*MODEL_NAMES, PACKAGED_NETWORK))}, FILE.keras, FILE.py:FUNCTION, or a "
+            f"network of keras.applications{did_you_mean(text, [*known])}"
         )
     if not Path(file).is_file():
         raise argparse.ArgumentTypeError(f"there is no file '{file}'")

@@ -53,11 +53,7 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
         raise UserError(f"--data_root, --weights_file: are needed for the part {args.part}")
     network: dict[str, Any] = {"model_name": run.network, "alpha": 0.35, "weights": args.weights_file}
     if run.network != "mobilenetv2":
-        weights = args.logdir / f"{run.network}.keras"
-        network = {"model_name": f"{ROOT}/scripts/study/study_networks.py:{run.network}", "weights": weights}
-        if not weights.exists():
-            tool = f"scripts/tools/convert_{run.network}.py"
-            raise UserError(f"{weights}: is missing; make it with {tool} FILE.pth {weights}")
+        network = {"model_name": run.network, "weights": "imagenet"}
     return {
         **network,
         "logdir": args.logdir / run.data,

@@ -59,7 +59,7 @@ class StudyRun:
         budget: share of full training's time for `EPOCHS` epochs; in the part `one_command` of its wall time in all.
         batch_size: of the network's steps. In the parts `equal_time`, `one_command` and `memory`, a budget is
             a share of full training's time at `REFERENCE_BATCH`, in the others at this batch size.
-        network: mobilenetv2, or a function of `study_networks`.
+        network: a name of `--model_name`.
         more: further flags of main.py.
     """
 
@@ -178,7 +178,7 @@ def second_network(data: str, seeds: int) -> list[StudyRun]:
 
     All at batches of 32, the recipe's; full training in a third of that time, too.
     """
-    full = replace(_full("second_network", data), label="full", network="efficientnet_lite")
+    full = replace(_full("second_network", data), label="full", network="efficientnetlite0")
     upper = _selecting(full, "upper 0.5")
     found = [full, *(replace(upper, budget=share) for share in (1 / 3, 1 / 4, 1 / 6))]
     return _each_seed(seeds, [*found, replace(full, budget=1 / 3)])

@@ -2,7 +2,8 @@
 """Kill the program of an exported folder at random moments, continue it each time, and compare with an unbroken run.
 
 After each kill, from the first model on, model.tflite must be a complete file that predicts. At the end, the weights
-are those of a run that nothing interrupted, bit for bit where one thread computes. Prints one JSON object.
+are those of a run that nothing interrupted, bit for bit where one thread computes. Runs are repeated until there were
+as many kills. Prints one JSON object.
 
     python scripts/tools/kill_board.py logs/mine_board --data_dir photos --kills 20 --flags "--engine litert"
 """
@@ -43,44 +44,46 @@ def largest_difference(one: Path, other: Path) -> float:
 
 
 def torture(args: argparse.Namespace) -> dict[str, Any]:
-    """Run it unbroken, then killed `args.kills` times; what was found."""
+    """Run it unbroken, then again and again with `args.kills` kills in all; what was found."""
     size = json.loads((args.folder / "board.json").read_text(encoding="utf-8"))["size"]
+    command = [args.python, args.folder / "board_train.py", "--data_dir", args.data_dir, *args.flags]
+    command += ["--checkpoint_minutes", "0.02", "--resume"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "start_new_session": True}
+    kills, models, differences, equal, rng = 0, list[bool](), list[float](), list[bool](), random.Random(args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        whole, broken = Path(folder) / "whole", Path(folder) / "broken"
-        command = [args.python, args.folder / "board_train.py", "--data_dir", args.data_dir, *args.flags]
-        command += ["--checkpoint_minutes", "0.02"]
-        start = time.monotonic()
-        subprocess.run([*command, "--output", whole], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        seconds, kills, models, rng = time.monotonic() - start, 0, list[bool](), random.Random(args.seed)
-        while True:
-            with subprocess.Popen(
-                [*command, "--output", broken, "--resume"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            ) as process:
-                try:
-                    # Long enough that each start gets further than the last, on average.
-                    error = process.communicate(timeout=rng.uniform(0, seconds / 3) if kills < args.kills else None)[1]
-                except subprocess.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
-                    process.communicate()
-                    kills += 1
-                    if (broken / "model.tflite").exists():
-                        models.append(predicts(broken / "model.tflite", size))
-                    continue
-            if process.returncode:
-                sys.exit(f"after {kills} kills: {error.decode().strip().splitlines()[-1]}")
-            break
-        same = largest_difference(broken / "weights.npz", whole / "weights.npz")
-        accuracies = [json.loads((each / "result.json").read_text())["best_accuracy"] for each in (whole, broken)]
+        whole, start = Path(folder) / "whole", time.monotonic()
+        subprocess.run([*command, "--output", whole], check=True, **quiet)
+        seconds = time.monotonic() - start
+        while kills < args.kills:
+            broken = Path(folder) / f"broken_{len(differences)}"
+            while not (broken / "result.json").exists():
+                with subprocess.Popen([*command, "--output", broken], **quiet) as process:
+                    try:
+                        # Long enough that each start gets further than the last, on average.
+                        lives = rng.uniform(0, seconds / 3) if kills < args.kills else None
+                        error = process.communicate(timeout=lives)[1]
+                    except subprocess.TimeoutExpired:
+                        process.send_signal(signal.SIGKILL)
+                        process.communicate()
+                        kills += 1
+                        if (broken / "model.tflite").exists():
+                            models.append(predicts(broken / "model.tflite", size))
+                        continue
+                if process.returncode:
+                    sys.exit(f"after {kills} kills: {error.decode().strip().splitlines()[-1]}")
+            differences.append(largest_difference(broken / "weights.npz", whole / "weights.npz"))
+            epochs = [
+                json.loads((each / "result.json").read_text(encoding="utf-8"))["epochs"] for each in (whole, broken)
+            ]
+            equal.append(epochs[0] == epochs[1])
     return {
         "kills": kills,
+        "runs": len(differences),
         "models_after_a_kill": len(models),
         "of_them_predict": sum(models),
         "unbroken_seconds": seconds,
-        "largest_difference": same,
-        "accuracies": accuracies,
+        "largest_differences": differences,
+        "equal_epochs": equal,
     }
 
 

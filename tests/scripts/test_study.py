@@ -81,15 +81,6 @@ def test_missing_data_set_is_one_clear_line(tmp_path):
         split_folder(tmp_path, "grocery", "val", tmp_path)
 
 
-def test_second_network_without_weights_names_the_command_that_makes_them(tmp_path):
-    weights = tmp_path / "weights.h5"
-    weights.touch()
-    words = ["second_network", "--data_root", str(tmp_path), "--weights_file", str(weights), "--logdir", str(tmp_path)]
-    command = r"scripts/tools/convert_efficientnet_lite.py FILE.pth .*efficientnet_lite.keras"
-    with pytest.raises(UserError, match=rf"efficientnet_lite.keras: is missing; make it with {command}"):
-        run_study.make_runs(study_parser().parse_args(words), PARTS["second_network"]("sign_digits", 1), 0)
-
-
 def test_one_command_gets_a_share_of_the_wall_time_of_full_training(tmp_path):
     args = study_parser().parse_args(["one_command", "--results", str(tmp_path)])
     with pytest.raises(UserError, match=r"equal_time_grocery.csv: has no row of full training .* run .* equal_time"):
