@@ -76,10 +76,11 @@ class Clocks:
         self._started[name] = time.perf_counter()
 
     def _stop(self, name: str) -> None:
-        self._seconds[name] += time.perf_counter() - self._started.pop(name)
+        seconds = time.perf_counter() - self._started.pop(name)
+        self._seconds[name] += seconds
         if name == "training":
             (start, before), after = self._training_started, self.meter()
-            self.spans.append([start, time.time()])
+            self.spans.append([start, start + seconds])  # the time of day jumps where a board sets its clock
             if self.joules is not None:
                 self.joules = None if before is None or after is None else self.joules + after - before
 

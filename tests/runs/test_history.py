@@ -81,3 +81,12 @@ def test_energy_is_counted_only_during_training():
     with restored.running("training"):  # resumed on a machine without a meter
         pass
     assert restored.joules is None
+
+
+def test_a_clock_that_is_set_back_while_training_leaves_the_stretch_as_long_as_it_took(monkeypatch):
+    clocks, day = Clocks(), [1e9]
+    monkeypatch.setattr("time.time", lambda: day[0])
+    with clocks.running("training"):
+        day[0] -= 7200
+    [(start, end)] = clocks.spans
+    assert start == 1e9 and end - start == pytest.approx(clocks.seconds("training"), abs=1e-6)

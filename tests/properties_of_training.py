@@ -1,0 +1,306 @@
+"""Properties of what trains, see `properties.py`: the solver, random networks, and runs through faults."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+from conftest import BATCH, make_small_data, make_table
+from hypothesis import strategies as st
+from interrupted_runs import EPOCHS, STEPS, InterruptingData, PowerCut, run
+from properties import fresh, property_of
+from small_networks import as_if_trained, some_images, values
+from small_runs import rows_of
+
+from elastic_trainer import ElasticTraining, files
+from elastic_trainer.errors import UserError
+from elastic_trainer.networks.batch_norm import freeze_batch_norm
+from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.selection.budget import smallest_rho
+from elastic_trainer.selection.select import select_tensors, select_upper_part
+from elastic_trainer.task import ImageClassification
+from elastic_trainer.timing.run_steps import table_of_steps
+from elastic_trainer.training.prefix import split_step
+from elastic_trainer.training.step import TrainStep
+from selection_solver_DP import ROUNDING_LOSS, solve
+
+# --- the solver -------------------------------------------------------------------------------------------------------
+
+_TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e3), st.floats(0, 1e-300), st.just(0.0))
+_GAIN = st.one_of(st.integers(-3, 5).map(float), st.floats(-1e3, 1e3), st.floats(0, 1e-300))
+
+
+@property_of(
+    st.lists(st.tuples(_TIME, _TIME, _GAIN), min_size=1, max_size=9),
+    st.one_of(st.floats(0, 1.1), st.just(1.0)),
+    st.sampled_from([None, 1, 7, 1000]),
+)
+def a_selection_keeps_the_budget_and_is_the_best(
+    tensors: list[tuple[float, float, float]], share: float, resolution: int | None
+) -> None:
+    t_dy, t_dw, importance = np.array(tensors).T
+    budget = share * float(t_dy.sum() + t_dw.sum())
+    found = solve(t_dy, t_dw, importance, budget, resolution)
+    masks = np.array([*itertools.product((0, 1), repeat=len(tensors))])
+    depth = np.array([np.flatnonzero(mask)[-1] + 1 if mask.any() else 0 for mask in masks])
+    time = masks @ t_dw + np.concatenate(([0.0], np.cumsum(t_dy)))[depth]
+    gain, place = masks @ importance, [*map(tuple, masks)].index(tuple(int(one) for one in found.mask))
+    scale = np.abs(importance).sum()
+    assert time[place] <= budget * (1 + 1e-12)
+    assert abs(found.importance - gain[place]) <= 1e-12 * scale
+    if resolution is None:
+        assert found.importance >= gain[time <= (1 - ROUNDING_LOSS) * budget].max(initial=0.0) - 1e-9 * scale
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+_KINDS = (
+    *("conv", "depthwise", "norm", "activation", "add", "concatenate", "pool", "layer_norm", "pad", "again", "inner"),
+)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A small functional network on images 8×8: branches, shared layers, models within, frozen batch norm."""
+
+    steps: list[tuple[str, int]]  # kind of each layer, and a number that its settings follow from
+    pooled: bool
+    has_bias: bool
+    hidden: bool
+
+    def make(self) -> keras.Model:
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        inputs = keras.Input((8, 8, 3))
+        found = [layers.Conv2D(4, 3, padding="same")(layers.Rescaling(1 / 127.5, -1)(inputs))]
+        shared: list[tuple[Any, Any]] = []  # layers, and the shapes that they take
+        for kind, choice in self.steps:
+            x = found[-1]
+            if kind == "again":
+                fitting = [layer for layer, shape in shared if shape == x.shape]
+                found.append(fitting[choice % len(fitting)](x) if fitting else x)
+                continue
+            layer = _layer(kind, choice, x.shape)
+            if kind in ("add", "concatenate"):
+                alike = [one for one in found[:-1] if one.shape == x.shape]
+                x = layer([x, alike[choice % len(alike)]]) if alike else x
+            else:
+                shared.append((layer, x.shape))
+                x = layer(x)
+            found.append(x)
+        x = (layers.GlobalAveragePooling2D() if self.pooled else layers.Flatten())(found[-1])
+        x = layers.Dense(5, activation="relu")(x) if self.hidden else x
+        model = keras.Model(inputs, layers.Dense(3, use_bias=self.has_bias)(x))
+        return as_if_trained(freeze_batch_norm(model))
+
+
+def _layer(kind: str, choice: int, shape: Any) -> Any:
+    """A layer of this kind, or a model, that takes images of this shape."""
+    layers, filters, is_even = keras.layers, 3 + choice % 3, choice % 2 == 0
+    if kind in ("pad", "pool") and min(shape[1:3]) < 3:
+        kind = "activation"
+    if kind == "pad":
+        strided = layers.Conv2D(filters, 3, strides=2, use_bias=is_even)
+        return keras.Sequential([layers.ZeroPadding2D(((0, 1), (0, 1))), strided])
+    if kind == "inner":
+        inputs = keras.Input(shape[1:])
+        x = layers.BatchNormalization()(layers.Conv2D(filters, 1, use_bias=is_even)(inputs))
+        return keras.Model(inputs, layers.ReLU()(x))
+    size, strides = 1 + choice % 3, 1 + choice % 2
+    make: dict[str, Callable[[], Any]] = {
+        "conv": lambda: layers.Conv2D(filters, size, strides=strides, padding="same", use_bias=choice % 4 < 2),
+        "depthwise": lambda: layers.DepthwiseConv2D(3, padding="same", use_bias=is_even),
+        "norm": lambda: layers.BatchNormalization(scale=choice % 3 > 0, center=choice % 4 > 0),
+        "activation": lambda: layers.Activation("relu" if is_even else "gelu"),
+        "add": layers.Add,
+        "concatenate": layers.Concatenate,
+        "pool": lambda: (layers.AveragePooling2D if is_even else layers.MaxPooling2D)(2),
+        "layer_norm": layers.LayerNormalization,
+    }
+    return make[kind]()
+
+
+NETWORKS = st.builds(
+    Network,
+    st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 11)), min_size=1, max_size=8),
+    *(st.booleans(), st.booleans(), st.booleans()),
+)
+
+
+def compiled(model: keras.Model, optimizer: str) -> keras.Model:
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(0.01),
+        "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+        "adam": lambda: keras.optimizers.Adam(1e-3),
+        "adamw": lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.1),
+        "clipped": lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.1),
+    }
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizers[optimizer](), loss, metrics=["accuracy"])
+    return model
+
+
+def plain_steps(model: keras.Model, mask: np.ndarray, batches: list[Any]) -> list[float]:
+    """Train by plain SGD, in plain Keras, only what `mask` selects; returns the loss of each step."""
+    chosen = [variable for variable, is_chosen in zip(model.trainable_variables, mask, strict=True) if is_chosen]
+    losses = []
+    for inputs, labels in batches:
+        with tf.GradientTape() as tape:
+            outputs = model(inputs, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs))
+        gradients = tape.gradient(loss, [variable.value for variable in chosen], unconnected_gradients="zero")
+        for variable, gradient in zip(chosen, gradients, strict=True):
+            variable.assign_sub(0.01 * gradient)
+        losses.append(float(loss))
+    return losses
+
+
+@property_of(NETWORKS, st.floats(0.05, 1), st.integers(0, 2**32 - 1), st.booleans())
+def exactly_what_is_selected_trains_as_in_plain_keras(
+    network: Network, share: float, seed: int, is_upper: bool
+) -> None:
+    """Profile, select, fold, cut, two steps."""
+    model = network.make()
+    count, start = len(model.trainable_variables), values(model.variables)
+    batches = [(tf.constant(some_images(8, BATCH, k)), tf.constant(np.arange(BATCH) % 3, tf.int32)) for k in range(2)]
+    task = ImageClassification(model)
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+    table = table_of_steps(task, optimizer, BATCH, 10.0, {})
+    head = head_mask(model)
+    rho = max(share, smallest_rho(table, head))
+    importance = np.random.default_rng(seed).normal(0.5, 1, count)
+    plan = (select_upper_part if is_upper else select_tensors)(table, importance, head, rho)
+    assert plan.mask[head].all() and plan.step_ms <= rho * table.predict_ms(np.ones(count, bool)) * (1 + 1e-9)
+    expected, after = plain_steps(model, plan.mask, batches), values(model.variables)
+    step = TrainStep(task, optimizer, BATCH, plan.mask)
+    split = split_step(step)
+    for form in filter(None, (step, split)):
+        for variable, old in zip(model.variables, start, strict=True):
+            variable.assign(old)
+        losses = [
+            (split(split.prefix(inputs), labels) if form is split and split else step(inputs, labels))[0]
+            for inputs, labels in batches
+        ]
+        np.testing.assert_allclose(losses, expected, rtol=2e-4, atol=2e-5)
+        chosen = {id(variable) for variable, taken in zip(model.trainable_variables, plan.mask, strict=True) if taken}
+        for variable, old, wanted in zip(model.variables, start, after, strict=True):
+            found = variable.numpy()
+            if id(variable) in chosen:
+                scale = np.abs(wanted - old).max()
+                np.testing.assert_allclose(found - old, wanted - old, rtol=1e-2, atol=1e-2 * scale + 1e-6)
+            else:
+                np.testing.assert_array_equal(found, old, err_msg=variable.path)
+
+
+@property_of(NETWORKS, st.sampled_from(["sgd", "momentum", "adam", "adamw", "clipped"]), st.sampled_from([1, 3]))
+def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execution: int) -> None:
+    x, y = some_images(8, 10), np.arange(10) % 3
+    results = []
+    for is_elastic in (False, True):
+        model = compiled(network.make(), optimizer)
+        model.steps_per_execution = steps_per_execution
+        scheme = "elastic_training_upper_part"
+        callbacks = [ElasticTraining(1.0, scheme=scheme, table=make_table(model), verbose=0)] if is_elastic else []
+        fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+        history = model.fit(x, y, callbacks=callbacks, validation_data=(x, y), **fit).history
+        results.append((history, values(model.variables)))
+        assert not callbacks or callbacks[0].history.step == 6
+    (plain, plain_values), (found, found_values) = results
+    for name, numbers in plain.items():
+        np.testing.assert_allclose(found[name], numbers, rtol=1e-5, atol=1e-6, err_msg=name)
+    for one, other in zip(plain_values, found_values, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+
+
+# --- runs through faults ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a run: a power cut before a step or in a validation, a full disk, or the clock that jumps."""
+
+    kind: str
+    step: int  # of a full disk: how many files are written before it
+    hours: float
+
+    @contextlib.contextmanager
+    def happening(self, clock: list[float]) -> Iterator[Any]:
+        """The data of a run that this happens to; `clock` is how far the time of day is off, in seconds."""
+        if self.kind == "disk":
+            written = itertools.count()
+
+            def sync(path: Any) -> None:
+                if next(written) == self.step:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+
+            with mock.patch.object(files, "sync", sync):
+                yield make_small_data()
+        elif self.kind == "clock":
+            yield _ClockData(self, clock)
+        else:
+            yield InterruptingData(self.step, in_validation=self.kind == "validation")
+
+
+class _ClockData(InterruptingData):
+    """The clock jumps before a step; the power is cut two steps later."""
+
+    def __init__(self, fault: Fault, clock: list[float]) -> None:
+        super().__init__(fault.step + 2)
+        self._fault, self._clock = fault, clock
+
+    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Any]:
+        for batch in super().train(epoch, skip, count):
+            if self._step == self._fault.step + 1:
+                self._clock[0] += 3600 * self._fault.hours
+            yield batch
+
+
+FAULTS = st.lists(
+    st.builds(
+        Fault,
+        st.sampled_from(["cut", "validation", "disk", "clock"]),
+        st.integers(0, EPOCHS * STEPS),
+        st.floats(-48, 48),
+    ),
+    min_size=1,
+    max_size=3,
+)
+_unbroken: dict[bool, Any] = {}
+
+
+@property_of(FAULTS, st.booleans(), st.sampled_from([1, 4]))
+def a_run_ends_as_without_power_cuts_full_disks_and_jumps_of_the_clock(
+    faults: list[Fault], elastic: bool, every: int
+) -> None:
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with quiet[0], quiet[1]:
+        if elastic not in _unbroken:
+            _unbroken[elastic] = run(fresh("unbroken"), make_small_data(), elastic=elastic)
+        expected, summary = _unbroken[elastic]
+        folder, clock, now = fresh("run"), [0.0], time.time
+        with mock.patch.object(time, "time", lambda: now() + clock[0]):
+            for fault in faults:
+                with fault.happening(clock) as data, contextlib.suppress(PowerCut, UserError):
+                    run(folder, data, elastic=elastic, every=every)
+            found, ended = run(folder, make_small_data(), elastic=elastic, every=every)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    same = ("steps", "epochs", "best_accuracy", "final_accuracy")
+    assert {name: ended[name] for name in same} == {name: summary[name] for name in same}
+    assert [row["epoch"] for row in rows_of(folder / "metrics.csv")] == [str(k) for k in range(1, EPOCHS + 1)]
+    assert ended["train_seconds"] > 0 and all(start <= end for start, end in ended["training_spans"])
+    assert not [path for path in folder.rglob("*") if files.is_temporary(path)]
+    shutil.rmtree(folder)
