@@ -71,7 +71,10 @@ class TensorFlow:
         if name not in self.calls:
             given = [self.arguments[name][key] for key in values]
             self.calls[name] = self.session.make_callable(self.results[name], given)
-        return self.calls[name](*values.values())
+        try:
+            return self.calls[name](*values.values())
+        except self.module.errors.OpError as error:  # such as a kernel that an older version lacks
+            raise RuntimeError(f"TensorFlow {self.module.__version__}: {first_line(error)}") from error
 
     def inputs(self, name):
         return {key: tuple(tensor.shape.as_list()) for key, tensor in self.arguments[name].items()}

@@ -119,3 +119,14 @@ def _later(images):
     return tf.raw_ops.CollectiveAllToAllV2(
         input=images, group_size=one, group_key=one, instance_key=one, ordering_token=[]
     )
+
+
+def test_what_an_older_tensorflow_cannot_compute_is_one_line(board_modules):
+    engine = object.__new__(board_modules.train.ENGINES["tensorflow"])
+
+    def compute():
+        raise tf.errors.UnimplementedError(None, None, "no kernel for it\nand more")
+
+    engine.module, engine.calls = tf, {"gradients": compute}
+    with pytest.raises(RuntimeError, match=f"^TensorFlow {tf.__version__}: .*no kernel for it.*$"):
+        engine.call("gradients", {})
