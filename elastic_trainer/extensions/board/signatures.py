@@ -115,7 +115,7 @@ def step_functions(
         return {name: tf.identity(value) for name, value in zip(names, values, strict=True)}
 
     def infer(**features: tf.Tensor) -> Values:
-        feeds = {inferred_from[names.index(name)].name: value for name, value in features.items()}
+        feeds = {tensor.name: value for name, value in features.items() for tensor in inferred_from[names.index(name)]}
         found = inference.packed(compute(inference, inference.graph.outputs, feeds))
         return {name: tf.identity(value) for name, value in found.items()}
 
@@ -140,11 +140,11 @@ def step_functions(
 
 def _cuts(
     step: BatchFunction, inference: BatchFunction, images: tf.TensorSpec
-) -> tuple[list[tf.Tensor], list[tf.Tensor], dict[int, tf.Tensor]]:
+) -> tuple[list[tf.Tensor], list[tf.Tensor], dict[int, list[tf.Tensor]]]:
     """Where a step and the forward pass are cut: equal values tell which of their tensors are the same.
 
-    Returns the tensors of the step; those of the forward pass that the step lacks; and the tensor of the forward pass
-    for each place in both lists together that it needs.
+    Returns the tensors of the step; those of the forward pass that the step lacks; and the tensors of the forward pass
+    for each place in both lists together that it needs. Two may be one place: ReLU changes nothing above 0.
     """
     pixels, cuts = tf.random.uniform(images.shape, maxval=255), []
     for function in (step, inference):
@@ -153,13 +153,13 @@ def _cuts(
         cuts.append((tensors, _values(function, tensors, pixels)))
     (of_step, step_values), (own, own_values) = cuts
     others: list[tf.Tensor] = []
-    wanted: dict[int, tf.Tensor] = {}
+    wanted: dict[int, list[tf.Tensor]] = {}
     for tensor, value in zip(own, own_values, strict=True):
         place = next((index for index, other in enumerate(step_values) if _same(value, other)), None)
         if place is None:
             place = len(of_step) + len(others)
             others.append(tensor)
-        wanted[place] = tensor
+        wanted.setdefault(place, []).append(tensor)
     return of_step, others, wanted
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +15,9 @@ from small_boards import changed_copy, run, weights_of
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.graph_file import graph_file
+from elastic_trainer.extensions.board.signatures import TrainingFunctions
 from elastic_trainer.files import alone_in
+from elastic_trainer.training.optimizers import make_optimizer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
@@ -130,3 +133,21 @@ def test_what_an_older_tensorflow_cannot_compute_is_one_line(board_modules):
     engine.module, engine.calls = tf, {"gradients": compute}
     with pytest.raises(RuntimeError, match=f"^TensorFlow {tf.__version__}: .*no kernel for it.*$"):
         engine.call("gradients", {})
+
+
+def test_tensors_with_equal_values_are_all_fed():
+    """Of a non-negative tensor, ReLU is the same: two tensors that pass the cut have one place among the features."""
+    keras.utils.set_random_seed(0)
+    images = keras.Input((6, 6, 3))
+    below = keras.layers.ReLU()(keras.layers.Conv2D(4, 3)(images))
+    branches = [keras.layers.Conv2D(2, 1, name=f"up{k}")(x) for k, x in enumerate((below, keras.layers.ReLU()(below)))]
+    rows = keras.layers.GlobalAveragePooling2D()(keras.layers.Concatenate()(branches))
+    model = keras.Model(images, keras.layers.Dense(3)(rows))
+    mask = np.array([variable.path.startswith(("up", "dense")) for variable in model.trainable_variables])
+    optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [])
+    optimizer.build(model.trainable_variables)
+    traced = TrainingFunctions(model, optimizer, [mask], 2, formulas={}).traced
+    pixels = np.random.default_rng(0).uniform(0, 255, (2, 6, 6, 3)).astype(np.float32)
+    features = traced["features"](images=tf.constant(pixels))
+    wanted = {name: features[name] for name in traced["infer"].structured_input_signature[1]}
+    np.testing.assert_allclose(traced["infer"](**wanted)["logits"], model(pixels), rtol=1e-4, atol=1e-4)
