@@ -12,11 +12,11 @@ alone_1…3   one board of the digits
 waits       FedAvg: each board passes over its photos once, and the round lasts as long as the slowest takes
 drops       FedAvg without the slow boards; their photos are lost
 same_rho    all boards train what the slowest can
-window      slow boards train the head and a window that moves towards the input, as in FedEL
 ours        what `fleet.py` does
 ours_short  the same with a shorter round: one pass of the fastest board over its photos instead of 1.3
 
-Accuracy is that of the best model so far. docs/log/fleet.md has FedEL's rule, too; commit aeb1061 has its code.
+Accuracy is that of the best model so far. docs/log/fleet.md has FedEL's rule and windows, too; commits aeb1061 and
+9d68b0c have their code.
 
     python scripts/benchmarks/benchmark_fleet.py --data_set grocery --data_root ../shared/data --weights FILE \
         --logdir logs
@@ -58,14 +58,12 @@ from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fl
 from elastic_trainer.extensions.fleet.messages import About
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
-from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundScheme
+from elastic_trainer.extensions.fleet.rounds import BoardSetup
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
-from elastic_trainer.selection.select import Plan, plan_of
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.state import TrainState
 
 DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
@@ -79,34 +77,6 @@ class OnePassBoard(SimulatedBoard):
 
     def train_steps(self, rate: float, max_steps: int = EPOCHS) -> int:
         return super().train_steps(rate, min(max_steps, self.trainer.data.steps_per_epoch))
-
-
-class WindowScheme(RoundScheme):
-    """The head, and a window of tensors that moves towards the input in each round, as in FedEL (arXiv 2509.16902).
-
-    FedEL ends the network behind the window by an early exit. Here the error goes from the output to the window: the
-    deeper that is, the fewer steps fit.
-    """
-
-    _start = 0
-
-    def choose(self, rho: float, state: TrainState) -> Plan:
-        table, mask, budget_ms = self.table, self.head.copy(), rho * self.table.full_step_ms
-        if rho >= 1:
-            return plan_of(table, np.ones_like(mask), None, budget_ms, 1.0)
-        own_ms, first = table.wall_t_dw_ms + table.wall_t_dy_ms(), table.depth(self.head)
-        start = max(self._start, first)
-        count = np.searchsorted(np.cumsum(own_ms[start:]), budget_ms - table.predict_ms(self.head))
-        end = start + max(int(count), 1)
-        mask[table.positions[start:end]] = True
-        self._start = end if end < len(own_ms) else first
-        return plan_of(table, mask, None, budget_ms, 1.0)
-
-
-class WindowBoard(SimulatedBoard):
-    """Trains a window where it has not the time for all tensors."""
-
-    scheme = WindowScheme
 
 
 class FedAvgServer(FleetServer):
@@ -141,7 +111,6 @@ RULES = {
     "ours": Rule(),
     "drops": Rule(server=FedAvgServer, boards=slice(SLOW)),
     "same_rho": Rule(is_alike=True),
-    "window": Rule(WindowBoard),
     "ours_short": Rule(passes=1.0),
 }
 OF_DIGITS = ("alone_1", "alone_2", "alone_3", "waits", "drops", "ours")

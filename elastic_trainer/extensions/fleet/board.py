@@ -76,8 +76,6 @@ class Board:
         say: prints a line.
     """
 
-    scheme: type[RoundScheme] = RoundScheme  # how it selects
-
     def __init__(
         self,
         name: str,
@@ -166,7 +164,7 @@ class Board:
         return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
 
     def _start(self, setup: BoardSetup) -> None:
-        self._scheme = self.scheme(setup, self.clock)
+        self._scheme = RoundScheme(setup, self.clock)
         self.trainer = round_trainer(setup, self._scheme, self.clock)
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
