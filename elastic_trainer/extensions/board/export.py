@@ -14,11 +14,14 @@ import hashlib
 import os
 import shlex
 import shutil
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import compress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import keras
@@ -288,11 +291,18 @@ def load_board(weights: Path) -> str:
     record = files.read_json(folder / RECORD, RECORD_FIELDS)
     model = load_model(folder / START, "--load_board")
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
-    with files.reading(f"--load_board {weights}"), np.load(weights) as file:
-        if str(file["id"]) != record["id"]:
-            raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
-        for index, name in enumerate(record["variables"]):
-            variables[name].assign(file[f"weights_{index}"])
+    unknown = {*record["variables"]} - {*variables}
+    if unknown:
+        raise UserError(f"{folder / RECORD}: variables: the network of {START} has no {min(unknown)}; copy both again")
+    with files.reading(f"--load_board {weights}"):
+        try:
+            with np.load(weights) as file:
+                if str(file["id"]) != record["id"]:
+                    raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
+                for index, name in enumerate(record["variables"]):
+                    variables[name].assign(file[f"weights_{index}"])
+        except (KeyError, EOFError, zipfile.BadZipFile, zlib.error, UnpicklingError) as error:
+            raise ValueError("is damaged, or no weights.npz of a board; copy it again") from error
     check_finite(model, f"--load_board {weights}")
     with files.atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)

@@ -227,6 +227,18 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     np.savez(tmp_path / "weights.npz", id=np.array("other"), **weights_of(trained))
     with pytest.raises(UserError, match="is of another export"):
         load_board(tmp_path / "weights.npz")
+    content = (trained / "weights.npz").read_bytes()
+    np.savez(tmp_path / "few.npz", id=np.array(json.loads((exported / "board.json").read_text())["id"]))
+    for damaged in (b"", b"text", content[:-200], content[:200] + b"?" * 90 + content[290:], b"PK\x03\x04"):
+        (tmp_path / "weights.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"--load_board .*weights.npz: "):
+            load_board(tmp_path / "weights.npz")
+    with pytest.raises(UserError, match=r"few.npz: is damaged, or no weights.npz of a board"):
+        load_board(tmp_path / "few.npz")
+    record = json.loads((tmp_path / "board.json").read_text())
+    (tmp_path / "board.json").write_text(json.dumps({**record, "variables": ["other/kernel"]}))
+    with pytest.raises(UserError, match=r"board.json: variables: the network of start.keras has no other/kernel"):
+        load_board(tmp_path / "weights.npz")
 
 
 def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
