@@ -14,7 +14,6 @@ step's operations, which TensorFlow imports into two functions: no layer is call
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,11 +84,13 @@ class SplitStep:
 def find_cut(step: BatchFunction) -> Cut | None:
     """The cut behind the largest prefix; None if no weights are frozen before the first trained ones."""
     within = prefix_operations(step)
-    passing = _passing(step, within)
-    for name in sorted(passing, key=lambda name: -_values(step.graph.get_tensor_by_name(name))):
-        if _is_expansion(step.graph.get_tensor_by_name(name), within, passing):
-            passing.remove(name)
-    tensors = [tensor for op in step.graph.get_operations() for tensor in op.outputs if tensor.name in passing]
+    passing, operations = _passing(step, within), step.graph.get_operations()
+    kept = {tensor.name: tensor for op in operations for tensor in op.outputs if tensor.name in passing}
+    if all(tensor.shape[1:].is_fully_defined() for tensor in kept.values()):
+        for name in sorted(kept, key=lambda name: -_values(kept[name])):  # of equal ones the earlier first
+            if _is_expansion(kept[name], within, kept):
+                del kept[name]
+    tensors = [*kept.values()]
     return Cut(tensors, within) if _reads_weights(step.graph, tensors) else None
 
 
@@ -152,7 +153,8 @@ def _passing(step: BatchFunction, prefix: set[str]) -> set[str]:
 
 def _values(tensor: Any) -> int:
     """How many values `tensor` has for each example."""
-    return math.prod(tensor.shape[1:].as_list())
+    count: int = tensor.shape[1:].num_elements()
+    return count
 
 
 def _is_expansion(tensor: Any, prefix: set[str], passing: Collection[str]) -> bool:
@@ -160,8 +162,6 @@ def _is_expansion(tensor: Any, prefix: set[str], passing: Collection[str]) -> bo
 
     Computed in each step, it takes about the time of reading it from the features, and none of their room.
     """
-    if not all(each is not None for name in passing for each in tensor.graph.get_tensor_by_name(name).shape[1:]):
-        return False
     waiting, sources, convolutions = [tensor.op], dict[str, int](), 0
     for op in waiting:  # which grows
         convolutions += op.type in CONVOLUTIONS

@@ -10,7 +10,7 @@ from small_networks import as_if_trained, built_optimizer, some_images, values
 
 import models
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.task import CompiledTask, ImageClassification
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.training.prefix import SplitStep, prefix_operations, random_operation, split_step
 from elastic_trainer.training.step import TrainStep
@@ -165,6 +165,17 @@ def test_an_expansion_is_computed_again_rather_than_kept(factor, kernel, count):
     got = changed_by(model, optimizer, lambda: split(split.prefix(images), labels))
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_step_on_inputs_of_any_length_is_cut():
+    inputs = keras.Input((None, 3))
+    rows = layers.Conv1D(4, 3, padding="same", name="upper")(layers.Conv1D(4, 1)(inputs))
+    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling1D()(rows)))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    mask = np.array(["conv1d/" not in variable.path for variable in model.trainable_variables])
+    task = CompiledTask(model, tf.TensorSpec((BATCH, None, 3)), tf.TensorSpec((BATCH,), tf.int32))
+    model.optimizer.build(model.trainable_variables)
+    assert split_of(TrainStep(task, model.optimizer, BATCH, mask)).dtypes
 
 
 def test_nothing_is_cut_where_all_tensors_train():
