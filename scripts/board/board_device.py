@@ -12,7 +12,7 @@ from pathlib import Path
 
 START = time.monotonic()
 HERE = Path(__file__).resolve().parent
-FIELDS = ("id", "classes", "size", "parts", "variables", "selections", "recipe", "offsets")  # of board.json
+FIELDS = ("id", "classes", "size", "parts", "variables", "head", "selections", "recipe", "offsets")  # of board.json
 COPY_AGAIN = "copy the folder of the export again"
 
 

@@ -15,7 +15,7 @@ from board_device import HERE, fail, first_line
 class LiteRT:
     """The signatures of train.tflite. `threads` is 1 if it is None: on a busy machine, two take longer."""
 
-    name, file, package = "litert", "train.tflite", "ai_edge_litert"
+    name, file, package, wheel = "litert", "train.tflite", "ai_edge_litert", "ai-edge-litert"
 
     def __init__(self, record, threads):
         self.part, self.runners = record["parts"][self.name], {}
@@ -43,7 +43,7 @@ class LiteRT:
 class TensorFlow:
     """The signatures of train.pb, on the GPU if TensorFlow sees one. `threads` are all if it is None."""
 
-    name, file, package = "tensorflow", "train.pb", "tensorflow"
+    name, file, package, wheel = "tensorflow", "train.pb", "tensorflow", "tensorflow"
 
     def __init__(self, record, threads):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # none of its own lines
@@ -68,11 +68,11 @@ class TensorFlow:
         self.session = tf.Session(graph=self.graph, config=config)
 
     def call(self, name, values):
+        arguments = self.arguments.get(name, {})
         if name not in self.calls:
-            given = [self.arguments[name][key] for key in values]
-            self.calls[name] = self.session.make_callable(self.results[name], given)
+            self.calls[name] = self.session.make_callable(self.results[name], [*arguments.values()])
         try:
-            return self.calls[name](*values.values())
+            return self.calls[name](*(values[key] for key in arguments))
         except self.module.errors.OpError as error:  # such as a kernel that an older version lacks
             raise RuntimeError(f"TensorFlow {self.module.__version__}: {first_line(error)}") from error
 
@@ -89,14 +89,10 @@ ENGINES = {engine.name: engine for engine in (LiteRT, TensorFlow)}
 
 def find_engine(record, wanted):
     """The type of the engine `wanted`; if that is None, the first that is installed and has its file."""
-    exported = [ENGINES[name] for name in ENGINES if name in record["parts"]]
-    found = [one for one in exported if importlib.util.find_spec(one.package) is not None]
-    if wanted is not None:
-        if wanted not in record["parts"]:
-            fail(f"--engine {wanted}: there is no {ENGINES[wanted].file} here; main.py --export train_graph writes it")
-        found = [one for one in found if one.name == wanted]
-        exported = [ENGINES[wanted]]
+    if wanted is not None and wanted not in record["parts"]:
+        fail(f"--engine {wanted}: there is no {ENGINES[wanted].file} here; main.py --export train_graph writes it")
+    possible = [one for one in ENGINES.values() if one.name in record["parts"] and wanted in (None, one.name)]
+    found = [one for one in possible if importlib.util.find_spec(one.package) is not None]
     if not found:
-        names = " or ".join({"litert": "ai-edge-litert", "tensorflow": "tensorflow"}[one.name] for one in exported)
-        fail(f"{names} is missing; run: pip install {names.split()[0]}")
+        fail(f"{' or '.join(one.wheel for one in possible)} is missing; run: pip install {possible[0].wheel}")
     return found[0]

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 from board_device import HERE, fail, lock, show, write_json
+from board_sums import cross_entropy
 
 PROFILE_ROUNDS = 30
 
@@ -13,7 +14,7 @@ class Network:
     """The signatures of one selection in a new engine; the variables start with the weights of the export."""
 
     def __init__(self, engine, selection):
-        self.engine, self.part, self.selection = engine, engine.part, selection
+        self.engine, self.part, self.selection, self.shapes = engine, engine.part, selection, {}
         self.call("start")
 
     def call(self, name, **values):
@@ -22,8 +23,10 @@ class Network:
 
     def inputs(self, name):
         """The shape of each input but labels and weights."""
-        found = self.engine.inputs(name + self.selection["suffix"])
-        return {key: shape for key, shape in found.items() if key not in ("labels", "weights")}
+        if name not in self.shapes:
+            found = self.engine.inputs(name + self.selection["suffix"])
+            self.shapes[name] = {key: shape for key, shape in found.items() if key not in ("labels", "weights")}
+        return self.shapes[name]
 
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
@@ -50,13 +53,8 @@ class Network:
         total, tested, order = np.zeros(2), 0, np.random.default_rng(0).permutation(photos)
         while tested < len(order) and (has_time() or not tested):
             rows = order[tested : tested + self.part]
-            logits, labels = (
-                self.infer(examples.read(rows, 0))["logits"][: len(rows)].astype(float),
-                examples.labels[rows],
-            )
-            logits -= logits.max(axis=1, keepdims=True)
-            losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(rows)), labels]
-            total += losses.sum(), (logits.argmax(axis=1) == labels).sum()
+            logits, labels = self.infer(examples.read(rows, 0))["logits"][: len(rows)], examples.labels[rows]
+            total += len(rows) * cross_entropy(logits.astype(float), labels), (logits.argmax(axis=1) == labels).sum()
             tested += len(rows)
         return (*(total / tested).tolist(), tested)
 

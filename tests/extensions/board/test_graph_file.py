@@ -130,7 +130,7 @@ def test_what_an_older_tensorflow_cannot_compute_is_one_line(board_modules):
     def compute():
         raise tf.errors.UnimplementedError(None, None, "no kernel for it\nand more")
 
-    engine.module, engine.calls = tf, {"gradients": compute}
+    engine.module, engine.calls, engine.arguments = tf, {"gradients": compute}, {}
     with pytest.raises(RuntimeError, match=f"^TensorFlow {tf.__version__}: .*no kernel for it.*$"):
         engine.call("gradients", {})
 
