@@ -27,7 +27,7 @@ from elastic_trainer.extensions.fleet.command_line import (
     parse_fleet,
     sent_words,
 )
-from elastic_trainer.extensions.fleet.processes import check_board, check_flower, check_server, superlink, take_part
+from elastic_trainer.extensions.fleet.connections import check_board, check_flower, check_server
 from elastic_trainer.machine import frozen_gc, load_tensorflow
 from elastic_trainer.runs.config import custom_network_record
 from elastic_trainer.runs.reader import is_finished
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.extensions.fleet.flower_app import Connect
-    from elastic_trainer.extensions.fleet.link import Link
-    from elastic_trainer.extensions.fleet.roster import Clock
+    from elastic_trainer.extensions.fleet.roster import Clock, Link
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
 
 Check = Callable[[], object]
@@ -77,9 +76,9 @@ def serve(command: ServeCommand, connect: Connect | None = None) -> None:
     """
     run, strategy = command.training.run, None
     if command.simulation is None:
-        from elastic_trainer.extensions.fleet.strategy import StrategyRounds, strategy_of
+        from elastic_trainer.extensions.fleet.strategy import strategy_of
 
-        strategy = StrategyRounds(strategy_of(command.fleet.strategy, command.fleet.strategy_args))
+        strategy = strategy_of(command.fleet.strategy, command.fleet.strategy_args)
     for text in command.training.warnings:
         utils.warn(text)
     if run.resume and is_finished(run.folder):
@@ -144,8 +143,9 @@ def serve(command: ServeCommand, connect: Connect | None = None) -> None:
 def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[tuple[Link, Clock]]:
     """The link to real boards, through Flower, and the clock of the rounds."""
     from elastic_trainer.extensions.fleet.roster import Clock
+    from elastic_trainer.extensions.fleet.superlink import superlink
 
-    with superlink(command.fleet, folder, check, say) as link:
+    with superlink(command.fleet, folder, say) as link:
         say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
         yield link, Clock(check=check)
 
@@ -184,13 +184,14 @@ def join(command: JoinCommand) -> None:
     """Train for a server until it has finished."""
     load_tensorflow()
     from elastic_trainer.extensions.fleet.flower_app import real_board
+    from elastic_trainer.extensions.fleet.supernode import take_part
 
     folder, settings = command.folder, command.board
     board = real_board(command, setup)
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        say(f"board {command.name}: joins the fleet at {settings.superlink}; log in {folder}")
-        end = take_part(settings, folder, board.handle, say, board.get_ready)
+        say(f"board {command.name}: joins the fleet at {settings.superlink}")
+        end = take_part(settings, board.handle, say, board.get_ready)
         has_saved = board.save_model(end.arrays, folder / BEST_MODEL)
         say(f"the fleet has finished{f'; its best model is in {folder / BEST_MODEL}' if has_saved else ''}")
     finally:

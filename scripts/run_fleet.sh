@@ -17,7 +17,7 @@ if [[ ${1:-} == --tests ]]; then
 fi
 
 logdir=logs/fleet
-port=$("$python" -c "from elastic_trainer.extensions.fleet.processes import free_port; print(free_port())")
+port=$("$python" -c "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])")
 rm -rf $logdir/board-* $logdir/photos
 "$python" scripts/tools/digits_on_boards.py $logdir/photos
 boards=()

@@ -53,6 +53,7 @@ from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
+from elastic_trainer.extensions.fleet.average import OwnAverage
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
 from elastic_trainer.extensions.fleet.messages import About
@@ -79,18 +80,12 @@ class OnePassBoard(SimulatedBoard):
         return super().train_steps(rate, min(max_steps, self.trainer.data.steps_per_epoch))
 
 
-class FedAvgServer(FleetServer):
-    """Averages changes as they are."""
-
-    normalised = False
-
-
 class Rule(NamedTuple):
     """What the boards do in a round.
 
     Attributes:
         board: of which kind they are.
-        server: how it averages.
+        normalised: whether changes are averaged by local step; if not, as they are.
         boards: those that take part.
         is_alike: all are as slow as the slowest.
         passes: the length of a round, in passes of the fastest board over its photos; None: each board has the time
@@ -98,7 +93,7 @@ class Rule(NamedTuple):
     """
 
     board: type[SimulatedBoard] = SimulatedBoard
-    server: type[FleetServer] = FleetServer
+    normalised: bool = True
     boards: slice = slice(None)
     is_alike: bool = False
     passes: float | None = PASSES
@@ -107,9 +102,9 @@ class Rule(NamedTuple):
 RULES = {
     "central": Rule(OnePassBoard, boards=slice(1), passes=None),
     **{f"alone_{place + 1}": Rule(boards=slice(place, place + 1)) for place in range(3)},
-    "waits": Rule(OnePassBoard, FedAvgServer, passes=None),
+    "waits": Rule(OnePassBoard, False, passes=None),
     "ours": Rule(),
-    "drops": Rule(server=FedAvgServer, boards=slice(SLOW)),
+    "drops": Rule(normalised=False, boards=slice(SLOW)),
     "same_rho": Rule(is_alike=True),
     "ours_short": Rule(passes=1.0),
 }
@@ -185,7 +180,8 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
         roster = Roster(link, lambda line: print(f"{name} {seed}: {line}", file=sys.stderr, flush=True), clock)
-        server = rule.server(roster, model, fleet, training.training.learning_rate, hello, records, photos)
+        rate, average = training.training.learning_rate, OwnAverage(rule.normalised)
+        server = FleetServer(roster, model, fleet, rate, hello, records, photos, average)
         server.run()
         records.finish(server.seconds)
     found, slow = predict(model, photos), np.concatenate(own[SLOW:]) if own else np.array([])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -11,8 +11,25 @@ from elastic_trainer.extensions.fleet.messages import Result, Update
 MAX_FACTOR = 4.0  # by which normalising may multiply a change: the change of a single step is mostly noise
 
 
+class OwnAverage:
+    """How a `FleetServer` averages by itself: all boards train, and their changes are added up by `aggregate`."""
+
+    def __init__(self, normalised: bool = True) -> None:
+        self._normalised = normalised
+
+    def choose(self, number: int, weights: Mapping[str, np.ndarray], nodes: Collection[int]) -> set[int]:
+        """The nodes that train in this round."""
+        return {*nodes}
+
+    def average(
+        self, number: int, weights: Mapping[str, np.ndarray], updates: Mapping[int, Update]
+    ) -> dict[str, np.ndarray] | None:
+        """The weights after a round, in which the nodes made these `updates`; None: there are none."""
+        return aggregate(weights, [*updates.values()], self._normalised)
+
+
 def aggregate(
-    weights: dict[str, np.ndarray], updates: Sequence[Update], normalised: bool = False
+    weights: Mapping[str, np.ndarray], updates: Sequence[Update], normalised: bool = False
 ) -> dict[str, np.ndarray]:
     """The weights after a round: each tensor moves by the mean change of the boards that trained it, by images.
 

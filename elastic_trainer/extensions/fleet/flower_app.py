@@ -1,25 +1,22 @@
-"""The Flower app of a fleet: what its ServerApp and its ClientApp do, in whatever process Flower or we start them.
+"""The Flower app of a fleet: what its ServerApp and its ClientApp do, and a fleet's messages as Flower carries them.
 
-`fleet.py serve` and `fleet.py join` run them in their own long-lived processes (`runtime`); `flwr run` on the folder
-`app` lets Flower start one for the server, and one for each message to a board. In the second case a board's network
-is built and compiled for each message, and what it has learnt of itself is in Flower's context. In Flower's simulation
-an actor keeps network and steps for all its boards.
+`flwr run` on the folder `app` lets Flower start one process for the server, and one for each message to a board: its
+network is built and compiled for each message, and what it has learnt of itself is in Flower's context. In Flower's
+simulation an actor keeps network and steps for all its boards. `fleet.py serve` and `fleet.py join` do the same in
+their own long-lived processes (`superlink`, `supernode`).
 """
 
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,9 +26,8 @@ from flwr.superlink.grid import InMemoryGrid
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.errors import UserError, first_line, printable
 from elastic_trainer.extensions.fleet.command_line import COMMANDS, JoinCommand, ServeCommand, parse_fleet
-from elastic_trainer.extensions.fleet.link import Delivery, Link, LinkDownError
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
-from elastic_trainer.extensions.fleet.roster import Clock
+from elastic_trainer.extensions.fleet.roster import Clock, Link
 from elastic_trainer.files import alone_in
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
 Handle = Callable[[Parcel], Parcel]
 Setup = Callable[[JoinCommand, Sequence[str], Sequence[str]], "BoardSetup"]  # by the server's words and class names
 Connect = Callable[[ServeCommand, Path, Callable[[], object]], AbstractContextManager[tuple[Link, Clock]]]
-POLL_SECONDS = 0.1
-MAX_TRIES = 4  # of a call; each waits for 30 s if the process is there and does not answer
 ENDLESS = 1e6  # seconds: simulated boards answer one after the other
 BOARD, PARCEL = "board", "parcel"
 
@@ -72,24 +66,25 @@ def client_app(handler: Callable[[Context], Handle]) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({PARCEL: _record(_answer(message, handler(context)))}), reply_to=message)
+        return answer(message, handler(context))
 
     return app
 
 
-def _answer(message: Message, handle: Handle) -> Parcel:
-    """What `handle` makes of the parcel in a message, or why there is nothing."""
+def answer(message: Message, handle: Handle) -> Message:
+    """The reply to a message: what `handle` makes of its parcel, or why there is nothing."""
     kind = "a message"
     try:
         parcel = Parcel.from_bytes(_content(message.content))
         kind = parcel.kind
-        return handle(parcel)
+        reply = handle(parcel)
     except (UserError, ValueError) as error:
         print(f"{kind}: {first_line(error)}", flush=True)
-        return failed(str(error))
+        reply = failed(str(error))
     except Exception as error:  # a message may hold anything, and the board goes on
         traceback.print_exc()
-        return failed(f"{type(error).__name__}: {first_line(error)}")
+        reply = failed(f"{type(error).__name__}: {first_line(error)}")
+    return Message(RecordDict({PARCEL: _record(reply)}), reply_to=message)
 
 
 def board_of(context: Context, setup: Setup) -> Handle:
@@ -202,55 +197,31 @@ def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
 
 
 class FlowerLink:
-    """The link to the boards through a grid of Flower.
+    """The link to the boards through a grid of Flower."""
 
-    Args:
-        grid: of the ServerApp.
-        process: the SuperLink, where it is ours. Once it has ended, `LinkDownError` is raised.
-    """
-
-    def __init__(self, grid: Grid, process: Popen[bytes] | None = None) -> None:
-        self._grid, self._process = grid, process
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
 
     def nodes(self) -> dict[int, tuple[str, str]]:
-        nodes: Any = self._asked(self._grid.get_nodes)  # type: ignore[attr-defined]
+        nodes: Any = self._grid.get_nodes()  # type: ignore[attr-defined]
         return {node.node_id: (printable(node.name)[:60], node.last_activated_at) for node in nodes}
 
-    def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
-        record = _record(parcel)
-        message = Message(RecordDict({PARCEL: record}), node, "query", ttl=seconds)
-        [number] = self._asked(lambda: self._grid.push_messages([message])) or [None]
-        if number is None:
+    def send(self, node: int, parcel: Parcel, seconds: float) -> str:
+        message = Message(RecordDict({PARCEL: _record(parcel)}), node, "query", ttl=seconds)
+        [number] = self._grid.push_messages([message]) or [None]
+        if not number:
             raise UserError("Flower could not pass on a message")
-        return number, len(record[PARCEL].data)
+        return number
 
-    def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
-        replies = self._asked(lambda: self._grid.pull_messages(messages)) if messages else ()
-        return {reply.metadata.reply_to_message_id: _delivery(reply) for reply in replies}
-
-    def _asked(self, call: Callable[[], Any]) -> Any:
-        """What a call of the SuperLink returns; one that is not answered is repeated `MAX_TRIES` times."""
-        for _ in range(MAX_TRIES):
-            try:
-                return call()
-            except httpx.TransportError:
-                if self._process is not None and self._process.poll() is not None:
-                    break
-                time.sleep(POLL_SECONDS)
-            except httpx.HTTPStatusError as error:
-                raise UserError(f"Flower could not pass on a message: {first_line(error)}") from error
-        raise LinkDownError(
-            "Flower's SuperLink has ended or does not answer; its messages are in superlink.log in the run's folder. "
-            "Continue with fleet.py serve --resume"
-        )
+    def receive(self, messages: Collection[str]) -> dict[str, Parcel]:
+        replies = self._grid.pull_messages(messages) if messages else ()
+        return {reply.metadata.reply_to_message_id: _parcel(reply) for reply in replies}
 
 
-def _delivery(reply: Message) -> Delivery:
+def _parcel(reply: Message) -> Parcel:
     if reply.has_error():
-        return Delivery(0, failed(f"{reply.error.reason} (Flower's error {reply.error.code})"))
-    content = b""
+        return failed(f"{reply.error.reason} (Flower's error {reply.error.code})")
     try:
-        content = _content(reply.content)
-        return Delivery(len(content), Parcel.from_bytes(content))
+        return Parcel.from_bytes(_content(reply.content))
     except ValueError as error:
-        return Delivery(len(content), failed(f"its reply cannot be read: {first_line(error)}"))
+        return failed(f"its reply cannot be read: {first_line(error)}")

@@ -60,6 +60,11 @@ class Parcel:
         contents = [np.ascontiguousarray(array).tobytes() for array in self.arrays.values()]
         return b"".join([len(header).to_bytes(4, "little"), header, *contents])
 
+    @property
+    def size(self) -> int:
+        """Its bytes on the network."""
+        return len(self.to_bytes())
+
     @classmethod
     def from_bytes(cls, content: bytes) -> Parcel:
         """What `to_bytes` wrote. Raises `ValueError` for anything else."""

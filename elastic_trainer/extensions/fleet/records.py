@@ -100,7 +100,7 @@ class Records:
             "step_ms": reported["step_ms"],
             "train_loss": reported["loss"],
             "bytes_down": answer.sent.size,
-            "bytes_up": answer.size,
+            "bytes_up": answer.parcel.size,
         }
         self.boards.append(row)
         self.selections.append((number, name, places))

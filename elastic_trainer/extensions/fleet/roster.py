@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.link import Link, LinkDownError
 from elastic_trainer.extensions.fleet.messages import About, Parcel, about_of, reason
 
-POLL_SECONDS = 0.25  # between two looks for replies
-NODES_SECONDS = 2.0  # between two looks for boards
+POLL_SECONDS = 0.25  # between two looks for boards and replies
 HELLO_SECONDS = 86_400.0  # a board gets ready in its own time; that it has started again, Flower says
 LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
 MAX_FAILURES = 3  # in a row, after which a board is left out until it starts again
@@ -36,6 +34,22 @@ class Clock:
         """Wait this many seconds."""
         self.check()
         self.sleep(seconds)
+
+
+class Link(Protocol):
+    """A server's connection to its boards: through Flower (`FlowerLink`), or in one process (`simulated.LocalLink`)."""
+
+    def nodes(self) -> dict[int, tuple[str, str]]:
+        """The boards that are online, by the numbers that Flower gives them.
+
+        Of each the name of its key, "" without, and when it started. Without a key, its number is new after each start.
+        """
+
+    def send(self, node: int, parcel: Parcel, seconds: float) -> str:
+        """Send to a board a message that expires after `seconds`; returns its number."""
+
+    def receive(self, messages: Collection[str]) -> dict[str, Parcel]:
+        """The replies to these messages that have come, each once; of the kind "failed" where there is none."""
 
 
 class Sent(NamedTuple):
@@ -79,13 +93,12 @@ class Member:
 
 
 class Answer(NamedTuple):
-    """A board's reply to a message: its bytes, and the seconds after which it came."""
+    """A board's reply to a message, and the seconds after which it came."""
 
     member: Member
     about: About
     sent: Sent
     parcel: Parcel
-    size: int
     seconds: float
 
 
@@ -104,8 +117,7 @@ class Roster:
     def __init__(self, link: Link, say: Callable[[str], object] = print, clock: Clock = Clock()) -> None:
         self.say, self.clock = say, clock
         self.hello: Callable[[], Parcel] = lambda: Parcel("hello")
-        self._link, self._looked = link, float("-inf")
-        self._members: dict[int, Member] = {}
+        self._link, self._members = link, dict[int, Member]()
         self._replaced: dict[int, str] = {}  # nodes whose board seemed to have started again, and its name
 
     @property
@@ -160,20 +172,16 @@ class Roster:
     def _send(self, member: Member, parcel: Parcel, seconds: float, what: str) -> Sent | None:
         """Send a message that expires after `seconds`; None if that is not possible, which is a line."""
         try:
-            number, size = self._link.send(member.node, parcel, seconds)
-        except LinkDownError:
-            raise
+            number = self._link.send(member.node, parcel, seconds)
         except UserError as error:
             self.say(f"{what}: board {member.name}: {error}")
             return None
-        member.sent = Sent(number, what, size, self.clock.now())
+        member.sent = Sent(number, what, parcel.size, self.clock.now())
         return member.sent
 
     def _look(self) -> None:
         """Greet new boards, and forget those that are gone."""
-        if self.clock.now() - self._looked < NODES_SECONDS:
-            return
-        self._looked, online = self.clock.now(), self._link.nodes()
+        online = self._link.nodes()
         for node in {*self._members} - {*online}:
             member = self._members.pop(node)
             self.say(f"board {member.name} is gone")
@@ -197,7 +205,7 @@ class Roster:
         members = self._members.values()
         waiting = {one.sent.number: (one, one.sent) for one in members if one.sent is not None}
         answers = []
-        for number, (size, parcel) in self._link.receive(waiting.keys()).items():
+        for number, parcel in self._link.receive(waiting.keys()).items():
             member, sent = waiting[number]
             about, member.sent = member.about, None
             if parcel.kind == "failed":
@@ -210,7 +218,7 @@ class Roster:
                 self._welcome(member, parcel)
             elif sent in wanted:
                 member.failures = 0
-                answers.append(Answer(member, about, sent, parcel, size, self.clock.now() - sent.time))
+                answers.append(Answer(member, about, sent, parcel, self.clock.now() - sent.time))
             else:
                 member.failures = 0
                 self.say(f"board {member.name}: its answer to {sent.what} came too late and is dropped")

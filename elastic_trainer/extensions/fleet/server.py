@@ -17,13 +17,12 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.average import aggregate, mean_result
+from elastic_trainer.extensions.fleet.average import OwnAverage, mean_result
 from elastic_trainer.extensions.fleet.board import sent_names, trained_names
 from elastic_trainer.extensions.fleet.messages import (
     About,
     Parcel,
     Result,
-    Update,
     losses_of,
     result_of,
     sums_of,
@@ -89,15 +88,12 @@ class FleetServer:
         hello: what boards need to build the same network: values of the "hello" message.
         records: of this run.
         data: whose test photos the models are tested on; None: the boards test them on theirs.
-        strategy: which boards train, and how their changes are averaged; None: all, and by `aggregate`.
+        strategy: which boards train, and how their changes are averaged; None: `OwnAverage`.
 
     Attributes:
-        normalised: whether changes are averaged by local step, see `aggregate`.
         weights: that boards get, by name.
         seconds: of all rounds so far, testing not included.
     """
-
-    normalised = True
 
     def __init__(
         self,
@@ -108,11 +104,11 @@ class FleetServer:
         hello: dict[str, Any],
         records: Records,
         data: ShuffledData | None = None,
-        strategy: StrategyRounds | None = None,
+        strategy: OwnAverage | StrategyRounds | None = None,
     ) -> None:
         self.records, self._roster, self._clock, self._say = records, roster, roster.clock, roster.say
         self._model, self._settings, self._rate, self._data = model, settings, rate, data
-        self._strategy = strategy
+        self._strategy = strategy or OwnAverage()
         self._evaluation = Evaluation(ImageClassification(model))
         self._trained = trained_names(model)
         self._read_weights()
@@ -278,8 +274,8 @@ class FleetServer:
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
-        nodes = [member.node for member in self._roster.ready if member.is_free]
-        asked = {*nodes} if self._strategy is None else self._strategy.choose(number, before, nodes)
+        free = [member.node for member in self._roster.ready if member.is_free]
+        asked = self._strategy.choose(number, before, free)
         start = self._clock.now()
         grace = max(self.grace(), 2 * self.other_seconds()) * 2**self._empty  # all may be slower than thought
         answers = self._roster.ask(parcel, seconds + grace, f"round {number}", asked)
@@ -288,14 +284,14 @@ class FleetServer:
             lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),
             f"round {number}: the reply of board {{}} is dropped: {{}}",
         )
-        updates = [update for _, update in accepted]
-        after = self._averaged(number, before, accepted)
+        updates = {answer.member.node: update for answer, update in accepted}
+        after = self._strategy.average(number, before, updates) if updates else None
         if after is None:
             self._nothing_came(f"round {number}")
             return
         self._empty = 0
         self._assign(after)
-        self._steps += sum(update.steps for update in updates)
+        self._steps += sum(update.steps for update in updates.values())
         late = len(asked) - len(answers)
         if number == self._settings.rounds:
             answers += self._last_head()
@@ -304,16 +300,6 @@ class FleetServer:
             places = [place for place, tensor in enumerate(self._trained) if tensor in update.changes]
             self.records.add_board(number, answer, update, places, seconds)
         self._end_round({"round_seconds": seconds, "learning_rate": rate}, answers, len(accepted), late)
-
-    def _averaged(
-        self, number: int, before: dict[str, np.ndarray], accepted: Sequence[tuple[Answer, Update]]
-    ) -> dict[str, np.ndarray] | None:
-        """The weights after a round, or None."""
-        if not accepted:
-            return None
-        if self._strategy is None:
-            return aggregate(before, [update for _, update in accepted], self.normalised)
-        return self._strategy.average(number, before, {answer.member.node: update for answer, update in accepted})
 
     def _nothing_came(self, what: str) -> None:
         """Nothing of a round can be used, so it is repeated. Raises `UserError` after `MAX_EMPTY` times in a row."""
@@ -338,7 +324,10 @@ class FleetServer:
         """Test the model, keep it if it is the best, and write everything."""
         start, tests = time.perf_counter(), self._tested()
         done = {"step": self._steps, "train_seconds": self.seconds, "validation_seconds": time.perf_counter() - start}
-        sizes = {"bytes_down": sum(one.sent.size for one in answers), "bytes_up": sum(one.size for one in answers)}
+        sizes = {
+            "bytes_down": sum(one.sent.size for one in answers),
+            "bytes_up": sum(one.parcel.size for one in answers),
+        }
         row = self.records.add_round({**done, **values, "boards": boards, "late": late, **sizes})
         if (test := mean_result([*tests.values()])) is not None:
             is_kept = not self.is_worse(tests)

@@ -52,7 +52,7 @@ class FleetSettings:
         "`--node_keys`"))
     port: int = flag(PORT, NETWORKING, whole_number(1, 65_535), "PORT", is_free=True, help="port of the server")
     certificates: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
-        "folder with `ca.crt`, `server.pem` and `server.key` for TLS"))
+        "folder with `server.pem` and `server.key` for TLS"))
     node_keys: Path | None = flag(None, NETWORKING, Path, "DIR", is_free=True, help=(
         "take only boards whose public keys are the files `*.pub` in this folder, and name them by these files (needs "
         "`--certificates`)"))

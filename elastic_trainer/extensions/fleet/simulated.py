@@ -15,7 +15,6 @@ import numpy as np
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board
-from elastic_trainer.extensions.fleet.link import Delivery
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
 from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
@@ -77,25 +76,23 @@ class LocalLink:
         takes: Callable[[int, Parcel], float] = lambda node, reply: 0.0,
     ) -> None:
         self.boards, self._now, self._takes = boards, now, takes
-        self._replies: dict[str, tuple[float, Delivery]] = {}
+        self._replies: dict[str, tuple[float, Parcel]] = {}
         self._count = 0
 
     def nodes(self) -> dict[int, tuple[str, str]]:
         return dict.fromkeys(self.boards, ("", ""))
 
-    def send(self, node: int, parcel: Parcel, seconds: float) -> tuple[str, int]:
+    def send(self, node: int, parcel: Parcel, seconds: float) -> str:
         self._count += 1
-        number, content = str(self._count), parcel.to_bytes()
+        number = str(self._count)
         try:
-            reply = self.boards[node](Parcel.from_bytes(content))
+            reply = self.boards[node](Parcel.from_bytes(parcel.to_bytes()))
         except UserError as error:
             reply = failed(str(error))
-        back = reply.to_bytes()
-        delivery = Delivery(len(back), Parcel.from_bytes(back))
-        self._replies[number] = self._now() + self._takes(node, reply), delivery
-        return number, len(content)
+        self._replies[number] = self._now() + self._takes(node, reply), Parcel.from_bytes(reply.to_bytes())
+        return number
 
-    def receive(self, messages: Collection[str]) -> dict[str, Delivery]:
+    def receive(self, messages: Collection[str]) -> dict[str, Parcel]:
         due = [number for number in messages if number in self._replies and self._replies[number][0] <= self._now()]
         return {number: self._replies.pop(number)[1] for number in due}
 

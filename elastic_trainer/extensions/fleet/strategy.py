@@ -1,4 +1,4 @@
-"""A fleet's average as one of Flower's strategies, and Flower's strategies in a fleet's rounds."""
+"""A fleet's average as one of Flower's strategies, for other apps, and Flower's strategies in a fleet's rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
 
 from elastic_trainer.errors import UserError, first_line
-from elastic_trainer.extensions.fleet.average import aggregate
+from elastic_trainer.extensions.fleet.average import OwnAverage, aggregate
 from elastic_trainer.extensions.fleet.messages import MAX_REPORTED, Parcel, Update, images_of, update_of
 
 EXAMPLES, STEPS = "num-examples", "steps"
@@ -88,8 +88,8 @@ class ElasticStrategy(FedAvg):
         super().summary()
 
 
-def strategy_of(name: str, words: str) -> FedAvg:
-    """`ElasticStrategy`, or the one of `flwr.serverapp.strategy` that has this name.
+def strategy_of(name: str, words: str) -> OwnAverage | StrategyRounds:
+    """The fleet's own average, or the strategy of `flwr.serverapp.strategy` that has this name.
 
     Args:
         name: of the class.
@@ -100,15 +100,16 @@ def strategy_of(name: str, words: str) -> FedAvg:
     """
     found = {one: getattr(flowers, one) for one in flowers.__all__}
     kinds = {one: kind for one, kind in found.items() if issubclass(kind, FedAvg) and "Xgb" not in one}
-    kinds[ElasticStrategy.__name__] = ElasticStrategy
-    if name not in kinds:
-        raise UserError(f"--strategy {name}: must be one of {', '.join(sorted(kinds))}")
+    if name != ElasticStrategy.__name__ and name not in kinds:
+        raise UserError(f"--strategy {name}: must be one of {', '.join(sorted([*kinds, ElasticStrategy.__name__]))}")
     one_node = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 1)
     try:
-        strategy: FedAvg = kinds[name](**{**one_node, **parse_config_args([words] if words else None)})
+        options: dict[str, Any] = parse_config_args([words] if words else None)
+        if name == ElasticStrategy.__name__:
+            return OwnAverage(**options)
+        return StrategyRounds(kinds[name](**{**one_node, **options}))
     except (TypeError, ValueError, click.ClickException) as error:
         raise UserError(f"--strategy_args {words}: does not suit {name} ({first_line(error)})") from error
-    return strategy
 
 
 class StrategyRounds:
@@ -135,10 +136,7 @@ class StrategyRounds:
         self, number: int, weights: Mapping[str, np.ndarray], updates: Mapping[int, Update]
     ) -> dict[str, np.ndarray] | None:
         """The weights after a round, in which the nodes made these `updates`; None: the strategy has none."""
-        is_partial = isinstance(self._strategy, ElasticStrategy)
-        replies = [
-            Message(_reply(weights, update, is_partial), reply_to=self._asked[node]) for node, update in updates.items()
-        ]
+        replies = [Message(_reply(weights, update), reply_to=self._asked[node]) for node, update in updates.items()]
         try:
             after, _ = self._strategy.aggregate_train(number, replies)
         except (AppExitException, KeyError, ValueError) as error:
@@ -152,12 +150,11 @@ def _record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def _reply(weights: Mapping[str, np.ndarray], update: Update, is_partial: bool) -> RecordDict:
-    """A board's update as the reply that strategies expect: the new weights, of all tensors unless `is_partial`."""
-    after = {name: weights[name] + change for name, change in update.changes.items()}
+def _reply(weights: Mapping[str, np.ndarray], update: Update) -> RecordDict:
+    """A board's update as the reply that strategies expect: the new weights of all tensors."""
+    after = {name: weights[name] + update.changes.get(name, 0) for name in weights}
     metrics: dict[str, Any] = {EXAMPLES: update.images, STEPS: update.steps}
     loss = update.reported.get("loss")
     if loss is not None:
         metrics["train_loss"] = loss
-    arrays = after if is_partial else {**weights, **after}
-    return RecordDict({"arrays": _record(arrays), "metrics": MetricRecord(metrics)})
+    return RecordDict({"arrays": _record(after), "metrics": MetricRecord(metrics)})

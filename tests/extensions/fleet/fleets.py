@@ -3,6 +3,7 @@
 import csv
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -69,9 +70,9 @@ def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, 
     chosen = FleetSettings(**{"rounds": 2, "round_seconds": 0.3, "grace": 60.0, **settings})
     roster, strategy = Roster(link, said.append, clock or Clock()), None
     if "strategy" in settings:
-        from elastic_trainer.extensions.fleet.strategy import StrategyRounds, strategy_of
+        from elastic_trainer.extensions.fleet.strategy import strategy_of
 
-        strategy = StrategyRounds(strategy_of(chosen.strategy, chosen.strategy_args))
+        strategy = strategy_of(chosen.strategy, chosen.strategy_args)
     hello = {"words": [], "class_names": CLASS_NAMES}
     return FleetServer(roster, model, chosen, rate, hello, records, data_of_server, strategy)
 
@@ -79,6 +80,13 @@ def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, 
 def local(boards):
     """A link to boards in this process."""
     return LocalLink({place + 1: board.handle for place, board in enumerate(boards)})
+
+
+def free_port():
+    """A port of this machine on which nothing listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def rows(path):

@@ -1,4 +1,4 @@
-"""A board of a fleet without TensorFlow: a real SuperNode, and answers that are wrong in the way that a test asks for.
+"""A board of a fleet without TensorFlow: a real connection, and answers that are wrong in the way that a test asks for.
 
 Changes are a hundredth of the weights. `--does nan|shape|foreign|huge|late|hangs` is what it does in round 1.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from elastic_trainer.extensions.fleet.messages import Parcel
-from elastic_trainer.extensions.fleet.processes import take_part
 from elastic_trainer.extensions.fleet.settings import BoardSettings
+from elastic_trainer.extensions.fleet.supernode import take_part
 
 LATE_SECONDS = 10.0
 
@@ -44,13 +44,13 @@ def answer_of(parcel, name, does):
 
 def main():
     parser = argparse.ArgumentParser()
-    for flag in ("--superlink", "--name", "--does", "--folder"):
+    for flag in ("--superlink", "--name", "--does"):
         parser.add_argument(flag, required=True)
     for flag in ("--root_certificates", "--private_key"):
         parser.add_argument(flag, type=Path)
     args = parser.parse_args()
     settings = BoardSettings(args.superlink, args.root_certificates, args.private_key)
-    take_part(settings, Path(args.folder), lambda parcel: answer_of(parcel, args.name, args.does), print)
+    take_part(settings, lambda parcel: answer_of(parcel, args.name, args.does), print)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleets import ROOT, Process, rows, wait_until
+from fleets import ROOT, Process, free_port, rows, wait_until
 
 pytest.importorskip(
     "flwr", reason="Flower is not installed here; ./scripts/run_fleet.sh --tests runs this in .venv-fleet"
 )
 
-from elastic_trainer.extensions.fleet.processes import APP, free_port
+APP = ROOT / "elastic_trainer" / "extensions" / "fleet" / "app"
 
 NETWORK = '''"""A small network."""
 import keras

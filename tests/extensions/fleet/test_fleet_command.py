@@ -4,6 +4,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from fleets import free_port
 from made_up_command_lines import command_lines
 from made_up_runs import made_up_run
 
@@ -17,7 +18,7 @@ from elastic_trainer.extensions.fleet.command_line import (
     parse_fleet,
     sent_words,
 )
-from elastic_trainer.extensions.fleet.processes import check_board, check_server, free_port
+from elastic_trainer.extensions.fleet.connections import check_board, check_server
 from elastic_trainer.extensions.fleet.settings import BoardSettings, FleetSettings
 from elastic_trainer.files import write_json
 from elastic_trainer.runs.reader import CONFIG
@@ -174,6 +175,7 @@ def test_other_machines_are_reached_with_tls_only(tmp_path):
         (BoardSettings("192.168.1.10:9092"), "--root_certificates is needed"),
         (BoardSettings("here"), "must be HOST:PORT"),
         (BoardSettings("127.0.0.1:1", None, Path(__file__)), "--private_key: needs --root_certificates"),
+        (BoardSettings("127.0.0.1:1", Path(__file__)), "is no certificate"),
         (BoardSettings("127.0.0.1:1", tmp_path / "no"), "there is no such file"),
     ):
         with pytest.raises(UserError, match=message):
@@ -182,7 +184,7 @@ def test_other_machines_are_reached_with_tls_only(tmp_path):
     for fleet, message in (
         (FleetSettings(host="0.0.0.0", port=port), "--certificates and --node_keys are needed"),
         (FleetSettings(node_keys=tmp_path, port=port), "--node_keys: needs --certificates"),
-        (FleetSettings(certificates=tmp_path, port=port), "there is no ca.crt"),
+        (FleetSettings(certificates=tmp_path, port=port), "there is no server.pem"),
     ):
         with pytest.raises(UserError, match=message):
             check_server(fleet)

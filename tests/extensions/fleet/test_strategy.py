@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.average import aggregate
 from elastic_trainer.extensions.fleet.messages import Update
-from elastic_trainer.extensions.fleet.strategy import ElasticStrategy, StrategyRounds, strategy_of
+from elastic_trainer.extensions.fleet.strategy import ElasticStrategy, strategy_of
 
 WEIGHTS = {"kernel": np.ones((3, 4), np.float32), "bias": np.zeros(4, np.float32)}
 BOTH = {"kernel": np.full((3, 4), 0.5, np.float32), "bias": np.full(4, 0.3, np.float32)}
@@ -34,7 +34,7 @@ def _task():
 
 
 def after_a_round(name, words=""):
-    rounds = StrategyRounds(strategy_of(name, words))
+    rounds = strategy_of(name, words)
     assert rounds.choose(1, WEIGHTS, [*UPDATES]) == {*UPDATES}
     return rounds.average(1, WEIGHTS, UPDATES)
 
@@ -72,7 +72,7 @@ def test_a_strategy_that_does_not_suit_is_one_line():
         with pytest.raises(UserError, match=why):
             strategy_of(name, words)
     with pytest.raises(UserError, match="--strategy FedProx: needs boards that know 'proximal-mu'"):
-        StrategyRounds(strategy_of("FedProx", "")).choose(1, WEIGHTS, [1])
+        strategy_of("FedProx", "").choose(1, WEIGHTS, [1])
     assert after_a_round("Bulyan", "num_malicious_nodes=2") is None, "too few boards: the round is repeated"
 
 

@@ -1,6 +1,6 @@
 """The Flower app of a fleet, for `flwr run`. It needs a checkout of this repository on PYTHONPATH wherever it runs.
 
-`fleet.py serve` and `fleet.py join` run the same apps in their own processes, and none that somebody has sent.
+`fleet.py serve` and `fleet.py join` do the same in their own processes, and run no app that somebody has sent.
 """
 
 from __future__ import annotations
