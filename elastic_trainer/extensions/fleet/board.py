@@ -164,8 +164,8 @@ class Board:
         return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
 
     def _start(self, setup: BoardSetup) -> None:
-        self._scheme = RoundScheme(setup, self.clock)
-        self.trainer = round_trainer(setup, self._scheme, self.clock)
+        self.trainer, self._scheme = round_trainer(setup, self.clock)
+        self._labels = setup.data.training_labels
 
     def _load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Take the server's weights. Momentum, which is of earlier ones, starts at 0."""
@@ -238,11 +238,11 @@ class Board:
         trainer.training.optimizer.learning_rate = rate
         task = trainer.training.task
         assert isinstance(task, OwnClasses), "it is that of `round_trainer`"
-        task.follow(self._scheme.setup.data.training_labels)  # simulated boards share it
+        task.follow(self._labels)  # simulated boards share it
         self._scheme.start_round(first)
         with contextlib.suppress(RoundOver):
             trainer.run(first + max_steps)
-        self.clock.note(trainer.history.selection.step_ms, self._scheme.step_ms)
+        self.clock.note(trainer.history.selection)
         return trainer.history.step - first
 
     def _probe(self, seconds: float, steps: int) -> None:
@@ -251,8 +251,8 @@ class Board:
         self.train_steps(0.0, steps)
 
 
-def round_trainer(setup: BoardSetup, scheme: RoundScheme, clock: RoundClock) -> Trainer:
-    """The trainer of a board. Its rate is set in each round."""
+def round_trainer(setup: BoardSetup, clock: RoundClock) -> tuple[Trainer, RoundScheme]:
+    """The trainer of a board, and its scheme. The rate is set in each round."""
     settings = replace(
         setup.settings,
         num_epochs=EPOCHS,
@@ -261,8 +261,10 @@ def round_trainer(setup: BoardSetup, scheme: RoundScheme, clock: RoundClock) -> 
         feature_cache="off",
         warmup=0.0,
         average_head=False,
+        importance_batches=1,
     )
     usual = optimizer_of(settings, 1, setup.model)
     optimizer = type(usual).from_config({**usual.get_config(), "learning_rate": 0.0})
     task = OwnClasses(setup.model)
-    return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, memory=setup.memory)
+    scheme = RoundScheme(task, setup._replace(settings=settings), clock)
+    return Trainer(task, setup.data, scheme, settings, [clock], optimizer=optimizer, memory=setup.memory), scheme

@@ -11,8 +11,8 @@
 Instead of each reply, "failed" may come, which says why. The sender of a reply may be anybody: the functions below that
 read one raise `ValueError` for what cannot be.
 
-Flower moves each array of a message on its own. So the arrays of a parcel travel as one: with 160 tensors in 1.6 MB, a
-message and its reply took 11.6 to 12.6 s on one machine, and 4.7 to 5.4 s as one array (a small one: 3.9 to 4.6 s).
+Flower moves each array of a message on its own, so the arrays of a parcel travel as one: 160 tensors in 1.6 MB and as
+many back take 0.8 s on one busy machine.
 """
 
 from __future__ import annotations

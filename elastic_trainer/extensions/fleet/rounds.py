@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.selection.budget import LATEST_STEPS, Progress, smallest_rho
-from elastic_trainer.selection.memory_budget import selection_room_mb
-from elastic_trainer.selection.schemes import Scheme
+from elastic_trainer.selection.budget import LATEST_STEPS, Allowance, Progress, TimeBudget
+from elastic_trainer.selection.elastic import ElasticScheme
+from elastic_trainer.selection.importance import NoImportance
+from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan, Selection, plan_of, select_upper_part
 from elastic_trainer.settings import Settings
+from elastic_trainer.task import Task
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.state import TrainState
 
 RESERVE = 0.03  # of a round, for its last step and the reply
 KEPT = 1.5  # times longer or shorter than a round, in which a pass with the present selection may be
@@ -81,10 +79,11 @@ class RoundClock(Listener):
         """Seconds of the round that are left."""
         return self._seconds - self.spent
 
-    def note(self, step_ms: Sequence[float], table_ms: float) -> None:
+    def note(self, selection: Selection) -> None:
         """Learn from the measured steps of a round how much longer they take than the table says."""
-        if len(step_ms) >= MIN_STEPS:
-            ratio = statistics.median(step_ms[-LATEST_STEPS:]) / table_ms
+        if len(selection.step_ms) >= MIN_STEPS and selection.predicted_step_ms is not None:
+            table_ms = selection.predicted_step_ms / (selection.slowdown or 1.0)
+            ratio = statistics.median(selection.step_ms[-LATEST_STEPS:]) / table_ms
             self.ratios = [*self.ratios, ratio][-LATEST_ROUNDS:]
 
     @property
@@ -105,76 +104,50 @@ class RoundClock(Listener):
             raise RoundOver
 
 
-class RoundScheme(Scheme):
+class RoundBudget(TimeBudget):
+    """Of a selection: that a pass over the board's photos fits what is left of the round."""
+
+    def __init__(self, table: TimingTable, head: np.ndarray, clock: RoundClock, steps: int) -> None:
+        super().__init__(table, head)
+        self._clock, self._steps = clock, steps
+
+    def allow(self, progress: Progress) -> Allowance:
+        slower = self._clock.slower
+        rho = 1e3 * self._clock.left / (self._steps * self.table.full_step_ms * slower)
+        return Allowance(min(max(rho, self.smallest_rho), 1.0), slower)
+
+
+class RoundScheme(ElasticScheme):
     """Selects once in each round, by the time that is left of it, within the memory that the settings allow.
 
     A selection stays as long as a pass with it takes about the time of a round, since another one has to be compiled,
     and how fast a busy board is changes from round to round. But all tensors train as soon as they fit.
 
     Args:
+        task: what the board trains.
         setup: of the board.
         clock: of its rounds.
-
-    Attributes:
-        step_ms: of the latest selection, by the table.
     """
 
-    def __init__(self, setup: BoardSetup, clock: RoundClock) -> None:
-        self.setup, self.table = setup, setup.table
-        self.head = head_mask(setup.model)
+    def __init__(self, task: Task, setup: BoardSetup, clock: RoundClock) -> None:
         self._clock = clock
-        self._mask: np.ndarray | None = None
-        self.step_ms, self._room_mb = 0.0, inf
+        budget = RoundBudget(setup.table, task.head, clock, setup.data.steps_per_epoch)
+        super().__init__(task, setup.data, setup.settings, budget, NoImportance, select_upper_part)
+
+    def plan(self, schedule: Schedule) -> None:
+        """The server, and no schedule, says when a round starts."""
+        self.due, self.pass_steps, self._measures_speed = {}, set(), False
 
     def start_round(self, step: int) -> None:
         """A round starts before this step."""
-        self.due = (step,)
+        self.due = {step: 0}
 
-    def select(self, progress: Progress, state: TrainState) -> Selection:
-        full_ms = self.table.full_step_ms * self._clock.slower
-        rho = 1e3 * self._clock.left / (self.setup.data.steps_per_epoch * full_ms)
-        rho = min(max(rho, smallest_rho(self.table, self.head)), 1.0)
-        self._limit_memory(state)
-        while True:
-            plan = self.choose(rho, state)
-            self._mask, self.step_ms = plan.mask, plan.step_ms
-            state.adopt(plan.mask, plan.uses_features)
-            if not self._shrink(state.excess_mb):
-                break
-        return Selection(
-            plan.mask,
-            predicted_step_ms=plan.step_ms * self._clock.slower,
-            budget_step_ms=rho * full_ms,
-            epoch=progress.step / progress.steps_per_epoch,
-            rho=rho,
-            slowdown=self._clock.slower,
-            correction=1.0,
-        )
-
-    def choose(self, rho: float, state: TrainState) -> Plan:
-        """What to train in steps that take at most `rho` of a full one."""
-        plan = select_upper_part(self.table, np.zeros(len(self.head)), self.head, rho, room_mb=self._room_mb)
-        if self._mask is None or (plan.mask.all() and not self._mask.all()):
-            return plan
-        kept = plan_of(self.table, self._mask, None, plan.budget_ms, 1.0)
-        is_close = plan.budget_ms / KEPT <= kept.step_ms <= KEPT * plan.budget_ms
-        fits_memory = self._room_mb == inf or self.table.predict_mb(self._mask) <= self._room_mb
-        return kept if is_close and fits_memory else plan
-
-    def _limit_memory(self, state: TrainState) -> None:
-        """Keep selections within the memory that the process may take, from the first one on."""
-        if self._room_mb == inf:
-            rows = part_rows(self.setup.data.full_batch, self.setup.settings.micro_batch)
-            self._room_mb = selection_room_mb(state.memory, self.table, self.head, rows, state.parts, state.can_split)
-
-    def _shrink(self, excess_mb: float) -> bool:
-        """Whether another selection can take less memory than the latest, which takes too much; then it must."""
-        if excess_mb <= 0 or self.table.memory is None or self._mask is None or (self._mask == self.head).all():
-            return False
-        now_mb, head_mb = min(self._room_mb, self.table.predict_mb(self._mask)), self.table.predict_mb(self.head)
-        self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
-        return True
+    def keep(self, best: Plan, current: np.ndarray, progress: Progress, allowance: Allowance) -> Plan:
+        if best.mask.all() and not current.all():
+            return best
+        kept = plan_of(self.table, current, None, best.budget_ms, 1.0)
+        return kept if best.budget_ms / KEPT <= kept.step_ms <= KEPT * best.budget_ms else best
 
     def pass_seconds(self, mask: np.ndarray) -> float:
         """What a pass over the board's photos takes that trains bool [N] `mask`."""
-        return self.setup.data.steps_per_epoch * self.table.predict_ms(mask) * self._clock.slower / 1e3
+        return self.data.steps_per_epoch * self.table.predict_ms(mask) * self._clock.slower / 1e3

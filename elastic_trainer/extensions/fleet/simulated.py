@@ -18,10 +18,11 @@ from elastic_trainer.extensions.fleet.board import Board
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
 from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
+from elastic_trainer.selection.select import Selection
 from elastic_trainer.training.state import TrainState
 from elastic_trainer.training.step import TrainStep
 
-MESSAGE_SECONDS = 5.0  # what a message and its answer take
+MESSAGE_SECONDS = 1.0  # what a message and its answer take
 
 
 def slowdowns(boards: int, slowest: float) -> np.ndarray:
@@ -107,7 +108,7 @@ class SimulatedClock(RoundClock):
     def spent(self) -> float:
         return self._spent
 
-    def note(self, step_ms: Sequence[float], table_ms: float) -> None:
+    def note(self, selection: Selection) -> None:
         """What this machine takes is of no use."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
