@@ -155,17 +155,12 @@ def _simulated(
     command: ServeCommand, dataset: Any, parts: Sequence[np.ndarray], folder: Path, check: Check
 ) -> Iterator[tuple[Link, Clock]]:
     """The link to simulated boards, and the clock of their time."""
-    import models
-    from elastic_trainer.cli.resolve import resolve
-    from elastic_trainer.extensions.fleet.rounds import BoardSetup
     from elastic_trainer.extensions.fleet.simulated import simulation, slowdowns
 
     settings = command.simulation
+    assert settings is not None, "it simulates"
     training = command.training.with_classes(dataset.num_classes).choose(batch_size=dataset.batch_size)
-    model = models.build(training.network)
-    prepared = resolve(training, model, lambda *_: dataset)
-    assert prepared.table is not None and settings is not None, "the scheme is elastic"
-    setup = BoardSetup(model, dataset, prepared.table, prepared.command.training, prepared.memory)
+    setup = _board_setup(training, lambda *_: dataset)
     slower = slowdowns(settings.clients, settings.slowest)
     say(f"simulating {settings.clients} boards; run folder {folder}")
     with tqdm(total=settings.clients * command.fleet.rounds, desc="training", unit="board") as bar, frozen_gc():
@@ -175,6 +170,18 @@ def _simulated(
             bar.update()
 
         yield simulation(setup, parts, slower.tolist(), has_trained)
+
+
+def _board_setup(training: TrainCommand, load: Callable[[TrainCommand, float | None], Any]) -> BoardSetup:
+    """The network of a board, the photos that `load` returns, and the timing table."""
+    import models
+    from elastic_trainer.cli.resolve import resolve
+    from elastic_trainer.extensions.fleet.rounds import BoardSetup
+
+    model = models.build(training.network)
+    prepared = resolve(training, model, load)
+    assert prepared.table is not None, "the scheme is elastic"
+    return BoardSetup(model, prepared.data, prepared.table, prepared.command.training, prepared.memory)
 
 
 # --- a board ----------------------------------------------------------------------------------------------------------
@@ -205,9 +212,6 @@ def _stop(number: int, frame: Any) -> None:
 def setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]) -> BoardSetup:
     """The network of the server, the photos of this board, and its timing table."""
     import data
-    import models
-    from elastic_trainer.cli.resolve import resolve
-    from elastic_trainer.extensions.fleet.rounds import BoardSetup
 
     def load(training: TrainCommand, images_mb: float | None) -> ImageData:
         network = training.network
@@ -218,13 +222,10 @@ def setup(command: JoinCommand, words: Sequence[str], class_names: Sequence[str]
         return dataset
 
     training = board_command(command, words)
-    model = models.build(training.network)
     try:
-        prepared = resolve(training, model, load)
+        return _board_setup(training, load)
     except UserError as error:
         raise UserError(f"{error} (--batch_size is a flag of fleet.py serve, the others of fleet.py join)") from error
-    assert prepared.table is not None, "the scheme is elastic"
-    return BoardSetup(model, prepared.data, prepared.table, prepared.command.training, prepared.memory)
 
 
 def _leave_out_test_folder(dataset: Any) -> None:

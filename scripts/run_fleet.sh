@@ -28,10 +28,7 @@ join() {  # number, slowdown
   boards+=($!)
 }
 # The boards share one timing table, which the first one measures: three at a time would disturb each other.
-(
-  until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done
-  sleep 5
-) &
+until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done &
 table=$!
 join 1 1
 "$python" fleet.py serve --boards 3 --rounds 4 --port "$port" --logdir $logdir --run_name server --overwrite &

@@ -71,7 +71,6 @@ class Member:
         about: what it said of itself when it got ready; None before.
         sent: the message that it has not answered, or None.
         failures: how often in a row it replied that it could not do what it was asked for.
-        is_known: whether it has been ready before.
         ready_seconds: that it took to get ready.
         since: when it started, in Flower's words.
     """
@@ -82,7 +81,6 @@ class Member:
     about: About | None = None
     sent: Sent | None = None
     failures: int = 0
-    is_known: bool = False
     ready_seconds: float = 0.0
     since: str = ""
 
@@ -243,9 +241,8 @@ class Roster:
                 del self._members[node]
                 self._replaced[node] = other.name
                 self.say(f"board {other.name} has started again")
-        is_known, member.is_known, member.name, member.about = member.is_known, True, about.name, about
-        if not is_known:
-            self.say(
-                f"board {about.name}: {about.images} photos, a pass over them takes {about.full_seconds:.1f} s, "
-                f"of its head alone {about.head_seconds:.1f} s"
-            )
+        member.name, member.about = about.name, about
+        self.say(
+            f"board {about.name}: {about.images} photos, a pass over them takes {about.full_seconds:.1f} s, of its "
+            f"head alone {about.head_seconds:.1f} s"
+        )

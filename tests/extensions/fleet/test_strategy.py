@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.supercore.task_identity import TaskIdentity
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.average import aggregate
 from elastic_trainer.extensions.fleet.messages import Update
 from elastic_trainer.extensions.fleet.strategy import ElasticStrategy, strategy_of
 
@@ -37,13 +36,6 @@ def after_a_round(name, words=""):
     rounds = strategy_of(name, words)
     assert rounds.choose(1, WEIGHTS, [*UPDATES]) == {*UPDATES}
     return rounds.average(1, WEIGHTS, UPDATES)
-
-
-def test_the_default_strategy_is_the_fleets_own_average():
-    found, wanted = after_a_round("ElasticStrategy"), aggregate(WEIGHTS, [*UPDATES.values()], True)
-    for name, weight in wanted.items():
-        np.testing.assert_allclose(found[name], weight, rtol=1e-6)
-        assert found[name].dtype == weight.dtype
 
 
 def test_strategies_of_flower_average_what_the_boards_changed():
