@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import keras
 
 BOARDS, EVENTS = "boards.csv", "events.out.tfevents.0.fleet"
+PLACES = "places"  # of the tensors that trained
 
 
 class Records:
@@ -38,15 +39,13 @@ class Records:
         names: of `model.trainable_variables`.
 
     Attributes:
-        rounds, boards: rows of metrics.csv and boards.csv.
-        selections: of each board and round: round, board, and the places of the tensors that trained.
+        rounds, boards: rows of metrics.csv and boards.csv; those of boards have the `PLACES` of what trained, too.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], names: list[str]) -> None:
         self.folder, self._config, self._names = folder, config, names
         self.rounds: list[dict[str, Any]] = []
         self.boards: list[dict[str, Any]] = []
-        self.selections: list[tuple[int, str, list[int]]] = []
         self._checkpoints = Checkpoints(folder / "checkpoints")
         if not (folder / CONFIG).exists():
             write_json(folder / CONFIG, {**config, "environment": environment()})
@@ -59,27 +58,27 @@ class Records:
         state = self._checkpoints.latest()
         if state is not None:
             kept = state.record
-            if "tests" not in kept:
+            if "tests" not in kept or "selections" in kept:
                 why = "an earlier version made its rounds; start a new fleet without --resume"
                 raise UserError(f"{self.folder}: {why}")
             self.rounds, self.boards = kept["rounds"], kept["boards"]
-            self.selections = [(number, board, places) for number, board, places in kept["selections"]]
         return state
 
     def save(self, arrays: dict[str, np.ndarray], record: dict[str, Any]) -> None:
         """Write a checkpoint after a round, and all tables."""
         self.write()
-        kept = {"rounds": self.rounds, "boards": self.boards, "selections": self.selections}
-        self._checkpoints.save(len(self.rounds), State(arrays, {**record, **kept}))
+        kept = {**record, "rounds": self.rounds, "boards": self.boards}
+        self._checkpoints.save(len(self.rounds), State(arrays, kept))
 
     def write(self) -> None:
         """Write all tables completely."""
         for name, rows in ((METRICS, self.rounds), (BOARDS, self.boards)):
             if rows:
-                write_csv(self.folder / name, [*rows[0]], ([*row.values()] for row in rows))
+                columns = [column for column in rows[0] if column != PLACES]
+                write_csv(self.folder / name, columns, ([row[column] for column in columns] for row in rows))
         chosen = (
-            (number, board, name, int(place in places))
-            for number, board, places in self.selections
+            (row["round"], row["board"], name, int(place in row[PLACES]))
+            for row in self.boards
             for place, name in enumerate(self._names)
         )
         write_csv(self.folder / SELECTIONS, ("epoch", "board", "name", "chosen"), chosen)
@@ -101,9 +100,9 @@ class Records:
             "train_loss": reported["loss"],
             "bytes_down": answer.sent.size,
             "bytes_up": answer.parcel.size,
+            PLACES: places,
         }
         self.boards.append(row)
-        self.selections.append((number, name, places))
         place = self.folder / "boards" / (re.sub(r"[^\w.-]", "_", name) or "_")
         self._draw(place, number, "board", row)
 
@@ -125,9 +124,9 @@ class Records:
     def coverage(self) -> float:
         """The share of all boards' rounds in which the least trained tensor trained."""
         counts = np.zeros(len(self._names))
-        for _, _, places in self.selections:
-            counts[places] += 1
-        return float(counts.min() / len(self.selections)) if self.selections else 0.0
+        for row in self.boards:
+            counts[row[PLACES]] += 1
+        return float(counts.min() / len(self.boards)) if self.boards else 0.0
 
     def _draw(self, folder: Path, number: int, kind: str, row: dict[str, Any]) -> None:
         """Write a point of TensorBoard's curves at a round, for each number in a row.
