@@ -41,8 +41,8 @@ from elastic_trainer.timing.table import TimingTable, load_table, save_table, ta
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)
-TABLE_SHARE = 0.4  # of the time left before a deadline, that measuring a short timing table may take
-TABLE_TRACES = 30  # times tracing the forward pass: a short table takes more on any device (docs/log/deadlines.md)
+TABLE_SHARE = 0.2  # of a deadline, that measuring a short timing table may take
+TABLE_TRACES = 8  # times tracing the forward pass: any timing table takes more (docs/log/deadlines.md)
 NO_TIME = "there is no time to measure a timing table"
 # Measuring a table takes this factor of a full step's memory, since several of its graphs exist at once, and this much
 # more, as seen with MobileNetV2 and ResNet50 (docs/memory.md).
@@ -212,7 +212,8 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
     start = time.perf_counter()
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     graph = graph_digest(ImageClassification(model), network.batch_size)
-    tracing, until = time.perf_counter() - start, start + TABLE_SHARE * left
+    tracing, share = time.perf_counter() - start, TABLE_SHARE * (settings.deadline or math.inf)
+    until = start + min(share, left)
 
     def load() -> TimingTable:
         wanted, names = table_settings(network), tensor_names(model)
@@ -229,7 +230,7 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
             found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
             print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
             _measure_table(command, steps, folder, until)
-            used = "was the device busy? The next run measures again"
+            used = "the next run measures again"
         except NoTimeToMeasureError as error:
             if table is None and "num_epochs" in command.open:
                 return _without_steps(command, NO_TIME), None

@@ -11,6 +11,7 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
 MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
@@ -22,8 +23,8 @@ class ProgressBar(Listener):
         self._bar = tqdm(disable=True)  # nothing is shown until training starts
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        total, done = self.trainer.schedule.total_steps, self.trainer.history.step
-        self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
+        done = self.trainer.history.step / self.trainer.schedule.total_steps
+        self._bar = tqdm(total=1.0, initial=done, bar_format=BAR, dynamic_ncols=True)
         self._title, self._is_advised = self._epoch_title(), False
         self._losses = [result.loss for result in self.trainer.history.results]  # those of an interrupted epoch
 
@@ -39,8 +40,9 @@ class ProgressBar(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._losses.append(self.trainer.history.results[-1].loss)
-        self._bar.total = self.trainer.schedule.total_steps  # a deadline may move the end
-        if self._bar.update():  # redrawn at most ten times a second
+        # Each step is an equal part of what is left, so the bar never jumps back where a deadline moves the end.
+        left = self.trainer.schedule.total_steps - self.trainer.history.step
+        if self._bar.update((1.0 - self._bar.n) / (1 + max(left, 0))):  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -52,7 +52,7 @@ class Fit:
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
-    predicts it, with and without cached features; None if no selection was measured.
+    predicts it, with and without cached features; None if fewer than two selections were measured.
     """
 
     constant_ms: float
@@ -110,8 +110,12 @@ def fit_wall_time(
     selections: np.ndarray,
     rounds: int,
     max_untraced_ms: float = 0.0,
+    other_ms: float = 0.0,
 ) -> Fit:
     """Non-negative least squares of relative errors, with the best `untraced_ms` up to `max_untraced_ms`.
+
+    What few steps leave open, the trace decides: by it, all parts of the longest step shrink alike when they overlap.
+    The more selections there are, the less does a part's distance from that count.
 
     Args:
         sums: [steps, 3], operation times of each in ms: t_dy down to the deepest tensor, t_dw of the selected, and
@@ -119,6 +123,7 @@ def fit_wall_time(
         operations: [steps, 3], how many operations each sum is of.
         measured_ms: [steps] wall times, each of `rounds`.
         selections: int [steps], which selection each step trains; its steps are left out of the fit together.
+        other_ms: operation times in every step that are in none of the sums.
     """
     from scipy.optimize import minimize_scalar, nnls
 
@@ -128,19 +133,28 @@ def fit_wall_time(
     def solve(rows: np.ndarray) -> tuple[float, np.ndarray]:
         """The best `untraced_ms`, and the factors with it."""
 
+        longest = np.flatnonzero(rows)[sums[rows].sum(axis=1).argmax()]
+
         def solution(untraced_ms: float) -> tuple[np.ndarray, float]:
-            return nnls(features(untraced_ms)[rows] / measured_ms[rows, None], np.ones(rows.sum()))
+            parts = features(untraced_ms) / measured_ms[:, None]
+            expected = np.array([other_ms, 1.0, 1.0, 1.0])
+            expected /= parts[longest] @ expected
+            prior = parts[longest] / len(np.unique(selections[rows]))
+            return nnls(
+                np.vstack([parts[rows], np.diag(prior)]), np.concatenate([np.ones(rows.sum()), prior * expected])
+            )
 
         best = minimize_scalar(lambda ms: solution(ms)[1], bounds=(0.0, max_untraced_ms), method="bounded")
         untraced_ms = float(best.x) if best.fun < solution(0.0)[1] else 0.0
         return untraced_ms, solution(untraced_ms)[0]
 
-    predicted = np.zeros_like(measured_ms)
-    for selection in np.unique(selections):
+    predicted, different = np.full_like(measured_ms, np.nan), np.unique(selections)
+    for selection in different if len(different) > 1 else ():
         left_out = selections == selection
         untraced_ms, factors = solve(~left_out)
         predicted[left_out] = features(untraced_ms)[left_out] @ factors
     errors = 100 * np.abs(predicted / measured_ms - 1)
+    median, largest = (None if np.isnan(errors[0]) else float(np.percentile(errors, q)) for q in (50, 95))
     untraced_ms, factors = solve(np.ones(len(measured_ms), bool))
     constant, chain, own, forward = map(float, factors)
     return Fit(
@@ -148,9 +162,9 @@ def fit_wall_time(
         t_dy_factor=chain,
         t_dw_factor=own,
         t_fw_factor=forward,
-        median_error_percent=float(np.median(errors)),
-        p95_error_percent=float(np.percentile(errors, 95)),
-        selections=len(np.unique(selections)),
+        median_error_percent=median,
+        p95_error_percent=largest,
+        selections=len(different),
         rounds=rounds,
         untraced_ms=untraced_ms,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,18 +29,19 @@ COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more tha
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
 # MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).
 LONG_STEP_MS = 200
-# Depth (share of all tensors) and density of the selections that the fit is measured on.
+# Depth (share of all tensors) and density of the selections that the fit is measured on, besides the head.
 CALIBRATION = (
     *((depth, 1.0) for depth in (0.06, 0.12, 0.25, 0.5, 0.75)),
     *((depth, 0.5) for depth in (0.4, 0.6, 0.8, 1.0)),
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )
-# Of a table that a run makes for itself. Without a sparse one, the error chain and the weight gradients grow alike, and
-# the fit may take either of them for free (docs/log/time_model.md).
-QUICK_CALIBRATION = ((0.25, 1.0), (0.5, 1.0), (0.75, 1 / 6))
-# What is left of such a table once its full step is compiled, in times of that and in full steps, and the fewest rounds
-# (docs/log/deadlines.md). Both numbers are ratios, so they hold on slower devices, too.
-QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 4.0, 40, 2
+HEAD = (0.0, 1.0)
+# Of a short table. Only the first is measured from cached features, too (docs/log/time_model.md).
+QUICK_CALIBRATION = ((0.25, 1.0), (0.7, 1.0))
+# What is left of a short table once its full step is compiled, in times of that and in full steps, and the fewest
+# rounds (docs/log/deadlines.md). These are ratios, so they hold on slower devices, too.
+QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 3.0, 20, 2
+FULL_STEPS = 10  # of a table of the full step alone, in full steps: the trace, and the fewest rounds
 
 
 class NoTimeToMeasureError(Exception):
@@ -65,8 +67,9 @@ class Measurement(NamedTuple):
         step_ms: [rounds, len(masks)] wall times.
         cached: indices into `masks` of the selections that were measured on cached features, too.
         cached_ms: [rounds, len(cached)] wall times on those.
-        wall_ms: the other measured fields of the `TimingTable`.
+        wall_ms: the other measured fields of the `TimingTable`; forward_ms is None if it was not measured.
         is_quick: only the fewest selections were measured.
+        is_full_alone: for lack of time, only the full step was.
     """
 
     task: Task
@@ -79,21 +82,22 @@ class Measurement(NamedTuple):
     cached_ms: np.ndarray
     wall_ms: dict[str, float | None]
     is_quick: bool
+    is_full_alone: bool
 
 
 def calibration_masks(
     positions: np.ndarray,
     kernels: np.ndarray,
     head: np.ndarray,
-    calibration: Sequence[tuple[float, float]] = CALIBRATION,
+    calibration: Sequence[tuple[float, float]],
 ) -> list[np.ndarray]:
     """Selections whose steps are measured for the fit: bool [N] over `model.trainable_variables`, the full one last.
 
-    `head` alone, then it and shares of the tensors down to different depths; `positions` and `kernels` as of
-    `Attribution`. No two are the same, so a network of few tensors has fewer of them.
+    `head` and shares of the tensors down to different depths; `positions` and `kernels` as of `Attribution`. No two are
+    the same, so a network of few tensors has fewer of them.
     """
     rng = np.random.default_rng(0)
-    masks = [head.copy()]
+    masks: list[np.ndarray] = []
     for depth, density in calibration:
         deepest = max(int(depth * len(positions)), 1)
         selected = np.zeros(len(positions), bool)
@@ -204,8 +208,9 @@ def measure(
     Args:
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
-        quick_until: measure the fewest selections that a fit needs, and be complete, with the trace, at this time of
-            `time.perf_counter`; infinity: whenever. None: measure all selections.
+        quick_until: measure the fewest selections that a fit needs, or where there is no time for them the full step
+            alone, and be complete, with the trace, at this time of `time.perf_counter`; infinity: whenever. None:
+            measure all selections.
 
     Raises:
         NoTimeToMeasureError: that time does not suffice, by how long compiling and running the full step took.
@@ -214,33 +219,48 @@ def measure(
 
     start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
     [run_full] = compile_steps(training, [None])
-    fewest = MIN_ROUNDS
-    if quick_until is not None and quick_until < np.inf:
-        compiling, full_seconds = time.perf_counter() - start, measure_ms([run_full], 1).item() / 1e3
-        left = quick_until - time.perf_counter() - QUICK_COMPILING * compiling
-        if left < QUICK_STEPS * full_seconds:
+    compiling, fewest = time.perf_counter() - start, MIN_ROUNDS
+    calibration = [HEAD, *CALIBRATION[:: 1 if with_features else 2]]
+    if quick_until is not None:
+        calibration, full_seconds = [*QUICK_CALIBRATION], measure_ms([run_full], 1).item() / 1e3
+        left = quick_until - time.perf_counter()
+        if left < QUICK_COMPILING * compiling + QUICK_STEPS * full_seconds:
+            calibration = []
+        if left < FULL_STEPS * full_seconds:
             raise NoTimeToMeasureError
-        seconds, fewest = min(seconds, left / 2), QUICK_ROUNDS
+        if quick_until < np.inf:
+            seconds, fewest = min(seconds, (left - QUICK_COMPILING * compiling) / 2), QUICK_ROUNDS
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
-    calibration = QUICK_CALIBRATION if is_quick else CALIBRATION[:: 1 if with_features else 2]
     masks = calibration_masks(attribution.positions, attribution.kernels, task.head, calibration)
     start = time.perf_counter()
     runs = [*compile_steps(training, masks[:-1]), run_full]
-    from_features = [compile_from_features(run) if with_features else None for run in runs]
-    compiling_ms = 1e3 * (time.perf_counter() - start) / len(masks)
+    on_features = runs[: 1 if is_quick else None] if with_features and len(runs) > 1 else []
+    from_features = [compile_from_features(run) for run in on_features]
+    if len(masks) > 1:
+        compiling = (time.perf_counter() - start) / (len(masks) - 1)
     cached = {index: run for index, run in enumerate(from_features) if run is not None}
-    forward, gradients = forward_pass(task, len(batch)), AllGradients(task, len(batch))
-    # The gradient pass is next to the full step, so that both see the same disturbances.
-    calls = [partial(forward, *run_full.args), *runs, partial(gradients.run, batch), *cached.values()]
-    times = measure_steps(calls if plain is None else [*calls, plain], seconds, fewest)
-    count = len(runs)
-    forward_ms, step_ms, pass_ms, cached_ms, plain_ms = np.split(times, [1, 1 + count, 2 + count, len(calls)], axis=1)
-    wall_ms = {
-        "forward_ms": float(np.median(forward_ms)),
-        "full_step_ms": float(np.median(step_ms[:, -1])),
-        "gradient_pass_ms": float(np.median(pass_ms / step_ms[:, -1:]) * np.median(step_ms[:, -1])),
-        "compiling_ms": compiling_ms,
-        "plain_step_ms": None if plain is None else float(np.median(plain_ms)),
+    calls: dict[str, list[Callable[[], object]]] = {
+        "forward": [] if is_quick else [partial(forward_pass(task, len(batch)), *run_full.args)],
+        "steps": [*runs],
+        # The gradient pass is next to the full step, so that both see the same disturbances.
+        "pass": [partial(AllGradients(task, len(batch)).run, batch)] if calibration else [],
+        "cached": [*cached.values()],
+        "plain": [] if plain is None else [plain],
     }
-    return Measurement(task, full, run_full, attribution, masks, step_ms, [*cached], cached_ms, wall_ms, is_quick)
+    times = measure_steps([*chain(*calls.values())], seconds, fewest)
+    ms = dict(zip(calls, np.split(times, np.cumsum([len(each) for each in calls.values()])[:-1], axis=1), strict=True))
+    full_ms = ms["steps"][:, -1:]
+
+    def median(values: np.ndarray) -> float | None:
+        return float(np.median(values)) if values.size else None
+
+    wall_ms = {
+        "forward_ms": median(ms["forward"]),
+        "full_step_ms": median(full_ms),
+        "gradient_pass_ms": (median(ms["pass"] / full_ms) or 1.0) * float(np.median(full_ms)),
+        "compiling_ms": 1e3 * compiling,
+        "plain_step_ms": median(ms["plain"]),
+    }
+    measured = masks, ms["steps"], [*cached], ms["cached"], wall_ms
+    return Measurement(task, full, run_full, attribution, *measured, is_quick, is_full_alone=not calibration)

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
-MIN_TRACED, MAX_TRACED, TRACING_SECONDS, QUICK_TRACING_SECONDS = 8, 40, 10, 2
+MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
+QUICK_TRACED = 3  # for a short table, whose predictions more do not improve (docs/log/time_model.md)
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
 # selections worse (docs/log/time_model.md).
 MAX_UNTRACED = 5
 SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in the user's program
-QUICK_SECONDS = 4.0  # of measuring steps, for a run of main.py that finds no table
+QUICK_SECONDS = 2.0  # of measuring steps, for a run of main.py that finds no table
 
 
 def profile(
@@ -162,7 +163,8 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
     timed = {name: ms for name, ms in op_ms.items() if ms > 0}
     _, full, _, attribution, masks, step_ms, cached, *_ = measurement
     median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
-    sums, counts = (_step_sums(attribution.times(each), measurement) for each in (timed, dict.fromkeys(timed, 1.0)))
+    traced = attribution.times(timed)
+    sums, counts = (_step_sums(each, measurement) for each in (traced, attribution.times(dict.fromkeys(timed, 1.0))))
     fit = fit_wall_time(
         sums,
         counts,
@@ -170,6 +172,7 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
         np.array([*range(len(masks)), *cached]),
         len(step_ms),
         MAX_UNTRACED * float(np.median([*timed.values()])),
+        traced.other_ms,
     )
     times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
     reading_factor, writing_factor = copying_ms()
@@ -189,11 +192,17 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
             for index, mask in enumerate(masks)
         ],
         "is_quick": measurement.is_quick,
+        "is_full_alone": measurement.is_full_alone,
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
-    return _timing_table(measurement.task, settings, full, attribution, times, fit, measurement.wall_ms, details)
+    wall_ms = dict(measurement.wall_ms)
+    if wall_ms["forward_ms"] is None:  # a step without what only some tensors need
+        wall_ms["forward_ms"] = fit.constant_ms + fit.t_fw_factor * (
+            float(times.t_fw_ms.sum()) + times.preprocessing_ms
+        )
+    return _timing_table(measurement.task, settings, full, attribution, times, fit, wall_ms, details)
 
 
 def _step_sums(times: OperationTimes, measurement: Measurement) -> np.ndarray:
@@ -219,8 +228,8 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
         flops = count_flops(graph)
         ms_per_flop = full_ms / sum(flops.values())
         return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
-    seconds = QUICK_TRACING_SECONDS if measurement.is_quick else TRACING_SECONDS
-    steps = min(max(int(1e3 * seconds / full_ms), MIN_TRACED), MAX_TRACED)
+    steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
+    steps = QUICK_TRACED if measurement.is_quick else steps
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
         def run() -> None:

@@ -60,7 +60,7 @@ _FIT: dict[str, Kinds] = {
 }
 _PROFILE: dict[str, Kinds] = {  # profile.json; what nothing reads is kept as it is
     **{"optimizer": TEXT, "model_name?": TEXT, "alpha?": number()},
-    **dict.fromkeys(("mixed_precision?", "clips_gradients?"), TRUTH),
+    **dict.fromkeys(("mixed_precision?", "clips_gradients?", "is_full_alone?"), TRUTH),
     **dict.fromkeys(("input_size?", "num_classes?", "batch_size?"), _SIZE),
     **dict.fromkeys(("forward_ms", "preprocessing_ms", "compiling_ms?"), _MS),
     **dict.fromkeys(("full_step_ms", "gradient_pass_ms", "plain_step_ms?", "profiling_seconds?"), _MS_ABOVE_0),
@@ -166,6 +166,8 @@ class TimingTable:
     def doubt(self) -> str | None:
         """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
         error, free = (self.fit.median_error_percent or 0.0) / 100, MAX_FREE * self.full_step_ms
+        if self.details.get("is_full_alone"):
+            return "for lack of time, only the full step was measured"
         if error > MAX_ERROR:
             return f"it predicts measured steps with a median error of {error:.0%}"
         parts = (

@@ -9,6 +9,9 @@ Therefore some of the fit's selections are measured again with the others. Their
 the speed that predictions are scaled by (`speed_change_percent`; errors without it are `unscaled`). The script prints
 one JSON object as its last line.
 
+With --table short, the table is the short one that a run without a table measures, and the tested selections are upper
+parts, which the default scheme trains.
+
     python scripts/benchmarks/benchmark_time_model.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
@@ -29,11 +32,12 @@ import models
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.timing import measuring
-from elastic_trainer.timing.profiling import make_table
+from elastic_trainer.timing.profiling import QUICK_SECONDS, make_table
 from elastic_trainer.timing.table import TimingTable, table_settings
 
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)
+UPPER_SHARES = np.linspace(0.1, 0.95, 18)  # of all tensors
 MEASURED_AGAIN = slice(None, None, -2)  # of the fit's selections: every second one, and the full step
 
 
@@ -66,6 +70,12 @@ def test_selections(table: TimingTable, head: np.ndarray, count: int) -> list[tu
     return masks
 
 
+def upper_parts(table: TimingTable, head: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """Upper parts of different depth, as of `test_selections`."""
+    parts = [*table.upper_parts(head)]
+    return [("upper", parts[int(share * len(parts))]) for share in UPPER_SHARES]
+
+
 def _without_reading(table: TimingTable) -> TimingTable:
     """The same where features are there already: the measured steps do not read them."""
     return replace(table, fit=replace(table.fit, reading_factor=0.0, writing_factor=0.0))
@@ -73,18 +83,19 @@ def _without_reading(table: TimingTable) -> TimingTable:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile the network, measure other selections for `seconds`, and compare them with what the table predicts."""
-    network = args.network
+    network, is_short = args.network, args.table == "short"
     model = models.build(network)
     training = measuring.idle_training(model, network)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        measurement = measuring.measure(training)
+        measurement = (
+            measuring.measure(training, QUICK_SECONDS, quick_until=np.inf) if is_short else measuring.measure(training)
+        )
         table = make_table(measurement, table_settings(network), Path(folder))
         profiling_seconds = time.perf_counter() - start
         by_flops = make_table(measurement, table_settings(network), Path(folder), timing="flops")
-    selections = test_selections(
-        table, head_mask(model), args.selections or (12 if network.model_name == "vit" else 32)
-    )
+    count, head = args.selections or (12 if network.model_name == "vit" else 32), head_mask(model)
+    selections = upper_parts(table, head) if is_short else test_selections(table, head, count)
     kinds, masks = [kind for kind, _ in selections], [mask for _, mask in selections]
     # Compiled again: steps that ran while profiling seemed to be faster than new ones (docs/log/time_model.md).
     runs = measuring.compile_steps(training, [*masks, *measurement.masks[MEASURED_AGAIN]])
@@ -133,6 +144,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 SETTINGS = {
     "selections": Setting(None, 8, "how many (default: 32; 12 for vit)", {"type": int}),
     "seconds": Setting(150.0, 5.0, "time for measuring"),
+    "table": Setting("long", "long", "short: as of a run without a table", {"choices": ("long", "short")}),
 }
 
 

@@ -9,7 +9,7 @@ from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, 
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.measuring import calibration_masks, idle_optimizer
+from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks, idle_optimizer
 from elastic_trainer.training.step import TrainStep
 
 COSTS = MemoryCosts(
@@ -44,7 +44,7 @@ def test_they_are_those_of_traced_steps_or_somewhat_more():
     attribution = attribute(full, model.trainable_variables)
     costs = memory_costs(full, attribution)
     beside_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)
-    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model))
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), [HEAD, *CALIBRATION])
     more_mb = []
     for mask in [*masks[:-1:5], masks[-1]]:
         step = TrainStep(task, optimizer, 8, mask)

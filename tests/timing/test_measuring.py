@@ -10,6 +10,8 @@ from small_runs import SETTINGS
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.fit import depth_of, fit_wall_time, selection_sums
 from elastic_trainer.timing.measuring import (
+    CALIBRATION,
+    HEAD,
     QUICK_CALIBRATION,
     QUICK_ROUNDS,
     NoTimeToMeasureError,
@@ -17,6 +19,8 @@ from elastic_trainer.timing.measuring import (
     idle_training,
     measure,
 )
+from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
+from elastic_trainer.timing.table import table_settings
 
 
 @pytest.mark.parametrize("count", [4, 11, 28, 158])
@@ -24,7 +28,7 @@ def test_selections_of_the_fit_differ_contain_the_head_and_end_with_all(count):
     positions, head = np.arange(count)[::-1], np.arange(count) >= count - 2
     kernels = np.full(count, -1)
     kernels[2:-1:2] = np.arange(3, count, 2)  # of gammas, each before its kernel
-    masks = calibration_masks(positions, kernels, head)
+    masks = calibration_masks(positions, kernels, head, [HEAD, *CALIBRATION])
     assert len({mask.tobytes() for mask in masks}) == len(masks)
     assert masks[-1].all() and (masks[0] == head).all()
     assert all(mask[head].all() for mask in masks)
@@ -68,3 +72,15 @@ def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
     assert measure(training, seconds=1e4, quick_until=time.perf_counter() + 600).is_quick
     [(seconds, at_least)] = fewest
     assert 0 < seconds < 300 and at_least == QUICK_ROUNDS
+
+
+def test_where_the_time_suffices_for_the_full_step_alone_the_table_says_so(monkeypatch, tmp_path):
+    """It still predicts shorter steps for fewer tensors, since operations were traced."""
+    monkeypatch.setattr(measuring, "QUICK_COMPILING", 1e6)
+    training = idle_training(make_small_model(), SETTINGS)
+    until = time.perf_counter() + 600
+    table = profile_task(training, table_settings(SETTINGS), tmp_path, "trace", QUICK_SECONDS, quick_until=until)
+    assert table.doubt == "for lack of time, only the full step was measured"
+    everything = np.ones(len(table.names), bool)
+    predicted = [table.predict_ms(mask) for mask in (training.task.head, everything)]
+    assert 0 < predicted[0] < predicted[1] == pytest.approx(table.full_step_ms, rel=1e-6)
