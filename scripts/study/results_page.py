@@ -48,6 +48,15 @@ SHOWN = (  # setting and share of the time, in the table of all data sets
     ("full, batch 32", 1.0),
     REFERENCE,
 )
+COMPARED_SECONDS, LATE_SECONDS = (30, 60, 120, 300), 2.0  # the others' last steps may end a little later
+METHODS_IN_WORDS = {
+    "main.py --deadline": "**`main.py --deadline`**",
+    "pytorch_full": "PyTorch's tutorial, all layers",
+    "pytorch_head": "the same, the head",
+    "keras_guide": "Keras' guide",
+    "logistic_regression": "scikit-learn on features, logistic regression",
+    "lda": "the same, linear discriminant analysis",
+}
 MARKERS = "os^D*v"  # of settings in their order; no more can be distinguished
 TITLES = {
     "grocery": "Photos from shops (Grocery Store Dataset, 81 classes), MobileNetV2 0.35, 160×160",
@@ -169,6 +178,36 @@ def memory_table(path: Path) -> str:
     return lines(["scheme", "test accuracy", "memory of training", "peak of the process"], rows)
 
 
+def others_table(path: Path) -> str:
+    """A row for each method of compare_others.py, a column a data set: accuracies after each of `COMPARED_SECONDS`."""
+    cells: dict[str, dict[str, str]] = {}
+    for data, one in _files(path).items():
+        runs: dict[str, list[dict[str, str]]] = {}
+        for row in read_rows(one):
+            runs.setdefault(row["method"], []).append(row)
+        for method, rows in runs.items():
+            shown = [_accuracy_after(rows, seconds) for seconds in COMPARED_SECONDS]
+            cells.setdefault(method, {})[data] = " · ".join(shown)
+    columns = [*_files(path)]
+    heads = [f"{name.replace('_', ' ')} (%)" for name in columns]
+    shown_rows = ([METHODS_IN_WORDS[method], *(row.get(data, "") for data in columns)] for method, row in cells.items())
+    return lines(["after 30 s · 1 · 2 · 5 minutes", *heads], shown_rows)
+
+
+def _accuracy_after(rows: Iterable[Mapping[str, str]], seconds: int) -> str:
+    """Mean over seeds of the best accuracy so far in percent, by the longest runs or by those of this length."""
+    found: dict[str, list[float]] = {}
+    longest = max(int(row["seconds"]) for row in rows)
+    lengths = {int(row["seconds"]) for row in rows}
+    for row in rows:
+        if int(row["seconds"]) == (seconds if seconds in lengths else longest):
+            for point in row["curve"].split():
+                at, accuracy = map(float, point.split(":"))
+                if at <= seconds + LATE_SECONDS:
+                    found.setdefault(row["seed"], []).append(100 * accuracy)
+    return f"{np.mean([max(values) for values in found.values()]):.1f}" if found else "–"
+
+
 def in_words(setting: str) -> str:
     """A setting for readers who do not know its name: "elastic 0.4, no cache" has a rho and a remark."""
     scheme = scheme_of(setting)
@@ -182,7 +221,7 @@ def _share(share: float) -> str:
     return f"1/{1 / share:g}" if 0 < share < 1 else f"{share:g}"
 
 
-TABLES = {"all": table, "shares": shares_table, "waited": waited_table, "memory": memory_table}
+TABLES = {"all": table, "shares": shares_table, "waited": waited_table, "memory": memory_table, "others": others_table}
 
 
 def draw(path: Path, title: str, x: str, label: str) -> None:

@@ -139,12 +139,10 @@ def _row(run: StudyRun, logdir: Path) -> dict[str, Any]:
     }
 
 
-def study_parser() -> OneLineParser:
-    """The flags of this script."""
-    as_written = argparse.RawDescriptionHelpFormatter
-    parser = OneLineParser(prog="run_study.py", description=__doc__, formatter_class=as_written)
+def photos_parser(description: str | None) -> OneLineParser:
+    """The flags that this script shares with compare_others.py."""
+    parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
     add("--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES))
     add("--data_root", type=folder, metavar="DIR", help="holds the data sets' folders")
     add("--weights_file", type=existing_file, metavar="FILE", help="MobileNetV2 0.35, no top")
@@ -152,7 +150,14 @@ def study_parser() -> OneLineParser:
     add("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
     add("--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results")
     add("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_b0.25_*'")
-    add("--dry_run", action="store_true", help="print the commands; run none")
+    return parser
+
+
+def study_parser() -> OneLineParser:
+    """The flags of this script."""
+    parser = photos_parser(__doc__)
+    parser.add_argument("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
     return parser
 
 

@@ -1,0 +1,163 @@
+#!/usr/bin/env python
+"""What people would use instead, on the same photos, network and weights: accuracy by wall time of everything.
+
+Ours is `main.py --deadline TIME`, each time without a timing table, as a first run has it. The others are the methods
+of others.py. Each run has one core, as many side by side as there are cores. A row a run is written to docs/results/;
+runs that have one are not repeated. PyTorch's need PyTorch and torchvision (`pip install torch torchvision`).
+
+    python scripts/study/compare_others.py --data grocery --data_root DIR --weights_file FILE --seeds 3
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
+
+import numpy as np
+from others import METHODS
+from plotting import ROOT
+from results_page import COMPARED_SECONDS, read_rows
+from run_study import photos_parser
+from runner import ONE_THREAD
+from study_data import INPUT_SIZES, split_folder
+
+import utils
+from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_csv
+from elastic_trainer.machine import environment, load_tensorflow
+from elastic_trainer.runs.reader import read_summary
+
+OURS, WITH_TIME = (
+    "main.py --deadline",
+    ("main.py --deadline", "keras_guide"),
+)  # a run for each time; else for the longest
+ALPHA = 0.35
+COLUMNS = ("method", "data", "seconds", "seed", "curve", "commit")
+
+
+class Compared(NamedTuple):
+    """A run of a method on a data set, for so many seconds."""
+
+    method: str
+    data: str
+    seconds: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.split('.')[0]}_{self.data}_{self.seconds}s_s{self.seed}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return tuple(map(str, self))
+
+
+def runs_of(data: str, seeds: int) -> Iterator[Compared]:
+    """All runs on a data set, those of the first seed first."""
+    for seed in range(seeds):
+        for method in (OURS, *METHODS):
+            for seconds in COMPARED_SECONDS if method in WITH_TIME else COMPARED_SECONDS[-1:]:
+                yield Compared(method, data, seconds, seed)
+
+
+def write_arrays(path: Path, weights: Path, size: int) -> None:
+    """The weights of Keras' network in the order and layout of torchvision's, and what it returns for one batch."""
+    load_tensorflow()
+    import keras
+
+    network = keras.applications.MobileNetV2(
+        (size, size, 3), ALPHA, include_top=False, weights=str(weights), pooling="avg"
+    )
+    arrays: dict[str, np.ndarray] = {}
+    places = [
+        layer
+        for layer in network.layers
+        if "conv" in type(layer).__name__.lower() or "batch" in type(layer).__name__.lower()
+    ]
+    for index, layer in enumerate(places):
+        values = layer.get_weights()
+        if len(values) == 1:
+            axes = (2, 3, 0, 1) if isinstance(layer, keras.layers.DepthwiseConv2D) else (3, 2, 0, 1)
+            arrays[f"{index}.weight"] = values[0].transpose(axes)
+        else:
+            names = ("weight", "bias", "running_mean", "running_var")
+            arrays |= {f"{index}.{name}": value for name, value in zip(names, values, strict=True)}
+    images = np.random.default_rng(0).uniform(-1, 1, (4, size, size, 3)).astype(np.float32)
+    features = np.asarray(network(images, training=False))
+    np.savez(path, inputs=images.transpose(0, 3, 1, 2), features=features, **arrays)  # type: ignore[arg-type]
+
+
+def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
+    """Carry out a run on a core: its curve, "seconds:accuracy …". Raises `UserError` if it fails."""
+    photos, size = split_folder(args.data_root, run.data, "test", args.logdir / "data"), INPUT_SIZES[run.data]
+    shared = ["--data_dir", photos, "--input_size", size, "--alpha", ALPHA, "--seed", run.seed]
+    logdir = args.logdir / "others" / run.name
+    if run.method == OURS:
+        shutil.rmtree(logdir, ignore_errors=True)  # a first run has no timing table
+        more = ["--dataset_name", "image_folder", "--model_name", "mobilenetv2", "--weights", args.weights_file]
+        words = [ROOT / "main.py", *shared, *more, "--deadline", run.seconds, "--logdir", logdir, "--run_name", "run"]
+        words += ["--save_model"]
+    else:
+        more = ["--weights", args.weights_file, "--arrays", arrays, "--seconds", run.seconds]
+        words = [ROOT / "scripts/study/others.py", run.method, *shared, *more]
+    command = ["taskset", "--cpu-list", core, sys.executable, *words]
+    one_thread = {**os.environ, **ONE_THREAD, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command)], check=False, env=one_thread, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"{run.name}: {done.stderr.strip()[-500:]}")
+    if run.method == OURS:
+        summary = read_summary(logdir / "run")
+        return f"{summary['wall_seconds']:.1f}:{summary['best_accuracy']:.4f}"
+    return " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    args = photos_parser(__doc__).parse_args()
+    if args.data_root is None or args.weights_file is None:
+        raise UserError("--data_root, --weights_file: are needed")
+    path = args.results / f"others_{args.data}.csv"
+    columns = COLUMNS[:-2]
+    rows: dict[tuple[str, ...], dict[str, Any]] = (
+        {tuple(row[name] for name in columns): row for row in read_rows(path)} if path.exists() else {}
+    )
+    missing = [run for run in runs_of(args.data, args.seeds) if run.key not in rows and fnmatch(run.name, args.only)]
+    if not missing:
+        return
+    arrays = args.logdir / f"torch_{args.data}.npz"
+    arrays.parent.mkdir(parents=True, exist_ok=True)
+    write_arrays(arrays, args.weights_file, INPUT_SIZES[args.data])
+    split_folder(args.data_root, args.data, "test", args.logdir / "data")
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        cores.put(core)
+    commit = environment()["commit"]
+
+    def one(run: Compared) -> None:
+        core = cores.get()
+        try:
+            curve = carry_out(run, args, arrays, core)
+        finally:
+            cores.put(core)
+        print(run.name, curve.split()[-1], flush=True)
+        rows[run.key] = {**dict(zip(columns, run, strict=True)), "curve": curve, "commit": commit}
+        write_csv(path, COLUMNS, [[row[name] for name in COLUMNS] for row in list(rows.values())])
+
+    with ThreadPoolExecutor(cores.qsize()) as pool:
+        for _ in pool.map(one, missing):
+            pass
+
+
+if __name__ == "__main__":
+    utils.run_cli(main)
