@@ -25,7 +25,6 @@ import tensorflow as tf
 Value = Any  # np.ndarray, or tf.Tensor of the graph that is being traced
 Formulas = Mapping[str, Callable[..., Value]]  # by the type of the operation
 HUGE = 1e30  # makes a mask of a value: 0 stays 0, all others pass 1
-IMAGES_AT_ONCE = 4  # for the gradient of a depthwise kernel, whose products then stay in the processor's cache
 
 
 def is_constant(value: Value) -> bool:
@@ -37,15 +36,20 @@ def is_constant(value: Value) -> bool:
 
 def product(a: Value, b: Value, transpose_a: bool = False, transpose_b: bool = False) -> Value:
     """The product of two matrices, as a BATCH_MATMUL."""
-    if transpose_b:
-        b = b.T if is_constant(b) else tf.transpose(b)
-    result = tf.matmul(tf.reshape(a, (1, *a.shape)), tf.reshape(b, (1, *b.shape)), transpose_a=transpose_a)
+    result = tf.matmul(tf.reshape(a, (1, *a.shape)), tf.reshape(b, (1, *b.shape)), transpose_a, transpose_b)
     return tf.reshape(result, result.shape[1:])
 
 
 def _rows(images: Value) -> Value:
     """[batch, height, width, channels] as a matrix with a row for each place."""
     return tf.reshape(images, (-1, images.shape[-1]))
+
+
+def _matrix(kernel: Value, a: int, b: int) -> Value:
+    """kernel[a, b] of a kernel [height, width, inputs, outputs], without a slice that drops axes: XNNPACK has none."""
+    index, shape = a * kernel.shape[1] + b, kernel.shape[2:]
+    matrices = tf.reshape(kernel, (-1, *shape))
+    return tf.reshape(matrices if matrices.shape[0] == 1 else matrices[index : index + 1], shape)
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
@@ -149,7 +153,7 @@ def _conv2d(op: Any, images: Value, kernel: Value) -> Value:
         return tf.nn.conv2d(padded, kernel, window.strides, window.padding, dilations=window.dilations)
 
     def one_group(x: Value, w: Value) -> Value:
-        return _sum([product(_rows(window.at(x, a, b)), w[a, b]) for a, b in window.places])
+        return _sum([product(_rows(window.at(x, *place)), _matrix(w, *place)) for place in window.places])
 
     result = _by_group(one_group, groups, window.padded(images), kernel)
     return tf.reshape(result, (images.shape[0], *window.outputs, kernel.shape[-1]))
@@ -163,11 +167,12 @@ def _conv2d_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value
         reversed_kernel = np.ascontiguousarray(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
         return tf.nn.conv2d(spread, reversed_kernel, 1, "VALID", dilations=window.dilations)
     if window.is_point:  # before the zeros come in
-        result = _by_group(lambda d, w: product(_rows(d), w[0, 0], transpose_b=True), groups, gradient, kernel)
+        result = _by_group(lambda d, w: product(_rows(d), _matrix(w, 0, 0), transpose_b=True), groups, gradient, kernel)
         return window.spread(tf.reshape(result, (*gradient.shape[:3], shape[-1])))
 
     def one_group(d: Value, w: Value) -> Value:
-        return _sum([product(_rows(window.through(d, a, b)), w[a, b], transpose_b=True) for a, b in window.places])
+        pairs = [(_rows(window.through(d, *place)), _matrix(w, *place)) for place in window.places]
+        return _sum([product(*pair, transpose_b=True) for pair in pairs])
 
     return tf.reshape(_by_group(one_group, groups, spread, kernel), tuple(int(length) for length in shape))
 
@@ -220,13 +225,12 @@ def _depthwise_kernel_gradient(op: Any, images: Value, shape: Value, gradient: V
     window = Window(op, images.shape[1:3], (height, width))
     if each > 1:
         images = tf.repeat(images, each, axis=-1)
-    spread = window.spread(gradient)
-    totals = []
-    for start in range(0, images.shape[0], IMAGES_AT_ONCE):
-        x, d = (value[start : start + IMAGES_AT_ONCE] for value in (images, spread))
-        sums = [tf.reduce_sum(x * window.through(d, a, b), (0, 1, 2)) for a, b in window.places]
-        totals.append(tf.stack(sums))
-    return tf.reshape(_sum(totals), (height, width, inputs, each))
+    spread, totals = window.spread(gradient), []
+    for index in range(images.shape[0]):  # an image is the kernel that its own gradient is convolved with
+        kernel = tf.reshape(images[index : index + 1], (*window.size, -1, 1))
+        totals.append(tf.nn.depthwise_conv2d(spread[index : index + 1], kernel, (1, 1, 1, 1), "VALID"))
+    reversed_sum = _strided(_sum(totals), (0, 0), window.kernel, window.dilations)
+    return tf.reshape(tf.reverse(reversed_sum, (1, 2)), (height, width, inputs, each))
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------
