@@ -65,6 +65,7 @@ from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulatio
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.training.state import TrainState
 
 DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
@@ -149,11 +150,23 @@ def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
     return command
 
 
+Kept = tuple[TrainCommand, ImageData, BoardSetup, list[TrainState], list[np.ndarray]]
+_kept: dict[int, Kept] = {}  # of the latest seed: what the rules share in a process
+
+
 def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]) -> dict[str, Any]:
     """A fleet by the rule of this name and with this seed: what came of it, round by round."""
     name, seed = run
     rule, command, slower = RULES[name], command_of(args, seed), SLOWER[args.data_set]
-    photos, training = _prepared(args, command)
+    if seed not in _kept:
+        _kept.clear()
+        photos, training = _prepared(args, command)
+        setup = BoardSetup(models.build(training.network), photos, table, training.training)
+        weights = [variable.numpy() for variable in setup.model.variables]
+        _kept[seed] = training, photos, setup, list[TrainState](), weights
+    training, photos, setup, steps, weights = _kept[seed]
+    for variable, value in zip(setup.model.variables, weights, strict=True):  # dropout's state, too
+        variable.assign(value)
     model = models.build(training.network)
     parts, own = _parts(args, command, photos, seed)
     passes = [len(rows) // photos.batch_size * table.full_step_ms / 1e3 for rows in parts]
@@ -174,8 +187,7 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
     parts = [np.arange(photos.train_count)] if name == "central" else parts[rule.boards]
     slower = (slower[-1],) * len(slower) if rule.is_alike else slower[rule.boards]
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds, rounds=rounds)
-    setup = BoardSetup(models.build(training.network), photos, table, training.training)
-    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, message_seconds=0.0)
+    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, 0.0, steps)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
@@ -259,7 +271,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     table = resolve(training, model, lambda *_: photos).table
     assert table is not None, "the scheme is elastic"
     wanted = [(name, seed) for seed, name in product(range(args.seeds), rules_of(args.data_set, args.rules))]
-    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         runs = [*pool.imap_unordered(partial(carry_out, args, table), wanted)]
     rules = summed_up(runs)
     return {

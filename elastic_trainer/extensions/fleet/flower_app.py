@@ -60,13 +60,13 @@ def _content(record: RecordDict, name: str = PARCEL) -> bytes:
 # --- a board ----------------------------------------------------------------------------------------------------------
 
 
-def client_app(handler: Callable[[Context], Handle]) -> ClientApp:
-    """The app that answers a server's messages, each by what `handler` returns for its context."""
+def client_app(setup: Setup) -> ClientApp:
+    """The app of a SuperNode, which answers a server's messages with what `setup` makes."""
     app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return answer(message, handler(context))
+        return answer(message, partial(_handle, context, setup))
 
     return app
 
@@ -87,8 +87,8 @@ def answer(message: Message, handle: Handle) -> Message:
     return Message(RecordDict({PARCEL: _record(reply)}), reply_to=message)
 
 
-def board_of(context: Context, setup: Setup) -> Handle:
-    """The board of a SuperNode, by its --node-config, which has the flags of `fleet.py join`.
+def _handle(context: Context, setup: Setup, parcel: Parcel) -> Parcel:
+    """The answer of a SuperNode's board, by its --node-config, which has the flags of `fleet.py join`.
 
     With `partition-id` and `num-partitions`, as Flower's simulation sets them, it has that part of the data set in the
     run's configuration.
@@ -100,25 +100,21 @@ def board_of(context: Context, setup: Setup) -> Handle:
         if not is_custom_model(str(shared.get("model_name", ""))):
             shared.pop("model_name", None)  # boards hear it from the server
         config = {"name": f"board-{place}", **shared, **config}
-
-    def handle(parcel: Parcel) -> Parcel:
-        command = parse_fleet(["join", *_words(config)])
-        assert isinstance(command, JoinCommand), "it joins"
-        if parcel.kind != "hello" or _is_simulated():  # it takes the timing table that is there
-            command = replace(command, words=[*command.words, "--allow_stale_profile"])
-        load_tensorflow()
-        board = real_board(command, setup) if place is None else _part(command, setup, context, int(place), parts)
-        if BOARD in context.state and parcel.kind != "hello":
-            board.go_on(Parcel.from_bytes(_content(context.state, BOARD)))
-        if parcel.kind == "train":
-            board.get_ready(parcel.values["seconds"])
-        reply = board.handle(parcel)
-        if parcel.kind == "end" and not _is_simulated():
-            board.save_model(parcel.arrays, command.folder / BEST_MODEL)
-        context.state[BOARD] = _record(board.kept())
-        return reply
-
-    return handle
+    command = parse_fleet(["join", *_words(config)])
+    assert isinstance(command, JoinCommand), "it joins"
+    if parcel.kind != "hello" or _is_simulated():  # it takes the timing table that is there
+        command = replace(command, words=[*command.words, "--allow_stale_profile"])
+    load_tensorflow()
+    board = real_board(command, setup) if place is None else _part(command, setup, context, int(place), parts)
+    if BOARD in context.state and parcel.kind != "hello":
+        board.go_on(Parcel.from_bytes(_content(context.state, BOARD)))
+    if parcel.kind == "train":
+        board.get_ready(parcel.values["seconds"])
+    reply = board.handle(parcel)
+    if parcel.kind == "end" and not _is_simulated():
+        board.save_model(parcel.arrays, command.folder / BEST_MODEL)
+    context.state[BOARD] = _record(board.kept())
+    return reply
 
 
 def real_board(command: JoinCommand, setup: Setup) -> Board:

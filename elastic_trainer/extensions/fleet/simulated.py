@@ -160,6 +160,7 @@ def simulation(
     say: Callable[[str], object],
     kind: type[SimulatedBoard] = SimulatedBoard,
     message_seconds: float = MESSAGE_SECONDS,
+    shared: list[TrainState] | None = None,
 ) -> tuple[LocalLink, Clock]:
     """The link to simulated boards, and the clock of their time.
 
@@ -170,8 +171,9 @@ def simulation(
         say: is given a line on each round of a board.
         kind: of board.
         message_seconds: what a message and its answer take.
+        shared: compiled steps of an earlier simulation with the same `setup`, or an empty list, which gets them.
     """
-    seconds, boards, shared = 0.0, dict[int, SimulatedBoard](), list[TrainState]()
+    seconds, boards, shared = 0.0, dict[int, SimulatedBoard](), [] if shared is None else shared
 
     def sleep(more: float) -> None:
         nonlocal seconds

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import fleet
 from elastic_trainer.extensions.fleet import flower_app
 
 server_app = flower_app.server_app(fleet.serve)
-client_app = flower_app.client_app(partial(flower_app.board_of, setup=fleet.setup))
+client_app = flower_app.client_app(fleet.setup)
