@@ -110,7 +110,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command, dataset = prepared.command, prepared.data
     is_exported_now = exporter is not None and exporter.is_untrained and not run.plan
     if prepared.plan:
-        print("\n".join(prepared.plan if is_exported_now else [*prepared.plan, disk]))
+        print(*prepared.plan, *([disk] if run.plan else []), sep="\n")
     if run.plan:
         if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")

@@ -10,6 +10,7 @@ from PIL import Image
 from small_images import write_noise
 
 import main
+from elastic_trainer.cli.resolve import TABLE_SHARE
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.evaluation import export
 
@@ -57,6 +58,8 @@ def test_a_deadline_is_kept_on_a_slow_device_with_its_export(tmp_path):
     assert float(done.stdout.rsplit("ended after ", 1)[1]) < 120
     assert json.loads((tmp_path / "mine" / "summary.json").read_text())["best_accuracy"] is not None
     assert (tmp_path / "mine" / "model_dynamic.tflite").is_file()
+    [table] = tmp_path.glob("profiles/*/profile.json")
+    assert 0 < json.loads(table.read_text())["profiling_seconds"] < TABLE_SHARE * 120
 
 
 def test_the_export_is_tried_before_a_deadline_is_divided(tmp_path, capsys, monkeypatch):

@@ -19,7 +19,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
+from elastic_trainer.selection.plan import COMPARED_RHOS, RunPlanner
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.task import CompiledTask
@@ -218,16 +218,22 @@ def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(netwo
 
 def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     model, data, table = network
-    lines = [*run_plan_lines(table, head_mask(model), data, SETTINGS, 0.55, COMPARED_RHOS)]
+    lines = [*RunPlanner(table, head_mask(model), data, SETTINGS).lines(0.55)]
     assert lines[0].startswith("plan: 2 epochs of 3 steps, 16 images each") and "no limit" in lines[0]
     [chosen] = [line for line in lines if line.startswith("→")]
     assert chosen.split()[1] == "0.55" and len(lines) == 2 + 1 + len(COMPARED_RHOS)
     assert f"{len(head_mask(model))} of  {len(head_mask(model))}" in lines[-1], "full training"
-    [_, _, row] = run_plan_lines(replace(table, memory=None), head_mask(model), data, SETTINGS, 0.55)
-    assert row.startswith("→ 0.55") and row.endswith("unknown")
+    unknown = RunPlanner(replace(table, memory=None), head_mask(model), data, SETTINGS)
+    assert all(row.endswith("unknown") or "not feasible" in row for row in [*unknown.lines(0.55)][2:])
+    one = RunPlanner(table, head_mask(model), data, SETTINGS).line(0.55)
+    tensors = chosen.split()[2]
+    assert one.startswith("plan: 2 epochs, a selection every 1; at rho 0.55 a step takes ")
+    assert f" ms and trains about {tensors} of {len(head_mask(model))} tensors; " in one
+    assert "MB" not in unknown.line(0.55)
     head_mb, _ = limits(table, head_mask(model))
     tight = replace(SETTINGS, memory=head_mb)
-    assert all("not feasible" in line for line in [*run_plan_lines(table, head_mask(model), data, tight, 0.55)][2:])
+    refused = RunPlanner(table, head_mask(model), data, tight)
+    assert all("not feasible" in line for line in [*[*refused.lines(0.55)][2:], refused.line(0.55)])
 
 
 def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
@@ -237,7 +243,7 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     words += ("--logdir", tmp_path)
     done = command(*words, "--run_name", "free")
     assert not done.returncode, done.stderr
-    assert re.search(r"^disk: the run folder takes at most about \d+ MB .*, [\d,]+ MB are free in ", done.stdout, re.M)
+    assert re.search(r"^plan: .* at rho 0.7 a step takes .* MB of memory \(more: --plan\)$", done.stdout, re.MULTILINE)
     free = json.loads((tmp_path / "free" / "summary.json").read_text())
     assert 0.5 < free["predicted_memory_mb"] / free["peak_memory_mb"] < 1.5
     free_mb = free["predicted_memory_mb"]

@@ -29,7 +29,7 @@ from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import RhoBudget, TimeBudget
 from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, RunTime
 from elastic_trainer.selection.elastic import make_budget
-from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan_lines
+from elastic_trainer.selection.plan import RunPlanner
 from elastic_trainer.selection.schemes import trainable_mask
 from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.task import ImageClassification
@@ -102,8 +102,8 @@ def resolve(command: TrainCommand, model: keras.Model, load: Load, start: float 
     if budget is not None and is_planned:
         settings = command.training
         rho = settings.rho if settings.deadline is None else DEADLINE_RHO
-        others = COMPARED_RHOS if command.run.plan else ()
-        plan = run_plan_lines(table, head_mask(model), data, settings, rho, others, steps.memory)
+        planner = RunPlanner(table, head_mask(model), data, settings, steps.memory)
+        plan = planner.lines(rho) if command.run.plan else [planner.line(rho)]
     return Prepared(command, data, steps.memory, table, budget, plan)
 
 
@@ -308,12 +308,8 @@ def _choose_length(
         return _without_steps(given, "there is no time for training steps"), None
     assert isinstance(budget, DeadlineBudget)
     budget.limit_rho(DEADLINE_RHO)
-    length, selections = f"{settings.num_epochs} epochs", f"a selection every {settings.interval:g}"
     if settings.interval >= settings.num_epochs:
         budget.lengthen_to(min(most, int(settings.interval)) * data.steps_per_epoch)
-        length, selections = f"about {length}", "one selection"
-    allowed = duration_text(deadline)
-    print(f"--deadline {allowed}: {length}, {selections}; --num_epochs and --interval set other numbers")
     return command, budget
 
 

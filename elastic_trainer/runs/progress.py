@@ -11,7 +11,7 @@ from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
 MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
-BAR = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+BAR = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
@@ -47,6 +47,9 @@ class ProgressBar(Listener):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._bar.set_description(f"{self._title}, validating")
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._bar.set_description(self._title, refresh=False)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         trainer = self.trainer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.memory.budget import MemoryBudget
+from elastic_trainer.options import duration_text
 from elastic_trainer.selection.budget import first_misses
 from elastic_trainer.selection.deadline import RunTime
 from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
@@ -41,50 +43,95 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
         yield f"{rho:.2f}  {'  '.join(cells)}"
 
 
-def run_plan_lines(
-    table: TimingTable,
-    head: np.ndarray,
-    data: ShuffledData,
-    settings: Settings,
-    rho: float,
-    others: Sequence[float] = (),
-    memory: MemoryBudget | None = None,
-) -> Iterator[str]:
-    """What a run would take, a row for each rho; all tensors from the output down train, since nothing is measured.
+class RunPlan(NamedTuple):
+    """What a run would take at one rho."""
 
-    The row of the run's `rho` is marked among `others`, of which 1 is full training; `memory` is by default the limit
-    of the settings.
+    tensors: int
+    step_ms: float  # with making features
+    training: float  # seconds
+    in_all: float  # seconds, with selecting and validation
+    features_mb: float
+    memory_mb: float | None  # of the whole process; None: unknown
+
+
+class RunPlanner:
+    """What runs of the same settings would take at any rho.
+
+    All tensors from the output down train, since nothing is measured. `memory` is by default the limit of the settings.
     """
-    schedule, memory = Schedule.of(settings, data.steps_per_epoch), memory or MemoryBudget(settings.memory)
-    run_time, selections = RunTime.of(table, data, settings), len(schedule.selection_steps(settings.interval))
-    rows = part_rows(data.batch_size, settings.micro_batch)
-    in_parts = f" in parts of {rows}" if rows < data.batch_size else ""
-    limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
-    yield (
-        f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {data.batch_size} images each{in_parts}; "
-        f"in all: with selecting and validation; memory: of the whole process, {limit}"
-    )
-    columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
-    yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
-    room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
-    misses, batches = first_misses(data, settings), feature_batches(data, settings)
-    is_too_large = room_mb < math.inf and table.predict_mb(head) > room_mb
-    for each in sorted({rho, *others}):
-        mark = "→" if each == rho else " "
-        if is_too_large or (each < 1 and table.predict_ms(head, misses) > each * table.full_step_ms):
-            yield f"{mark} {each:.2f}  {'not feasible':>10}"
-            continue
-        plan = select_upper_part(table, np.zeros(len(head)), head, each, None, misses, room_mb, batches)
-        step_ms = plan.step_ms + plan.caching_ms
-        training = schedule.total_steps * step_ms / 1e3
-        in_all = training + run_time.beside(schedule.epochs, selections, training)
-        kept = batches * plan.uses_features
-        features_mb = kept * float(table.features_mb[table.depth(plan.mask) - 1])
-        total = "unknown"
-        if table.memory is not None:
-            total = f"{memory.needed_mb(table.predict_mb(plan.mask, kept)):,.0f} MB"
-        yield (
-            f"{mark} {each:.2f}  {int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms"
-            f"{schedule.steps_per_epoch * step_ms / 1e3:>8.1f} s{training:>10.1f} s{in_all:>10.1f} s"
-            f"{features_mb:>9.0f} MB{total:>12}"
+
+    def __init__(
+        self,
+        table: TimingTable,
+        head: np.ndarray,
+        data: ShuffledData,
+        settings: Settings,
+        memory: MemoryBudget | None = None,
+    ) -> None:
+        self.table, self.head, self.data, self.settings = table, head, data, settings
+        self.memory = memory or MemoryBudget(settings.memory)
+        self.schedule = Schedule.of(settings, data.steps_per_epoch)
+
+    def at(self, rho: float) -> RunPlan | None:
+        """The run at `rho`; None if even the head alone takes more, or more memory."""
+        table, data, settings, memory = self.table, self.data, self.settings, self.memory
+        room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
+        misses, batches = first_misses(data, settings), feature_batches(data, settings)
+        if room_mb < math.inf and table.predict_mb(self.head) > room_mb:
+            return None
+        if rho < 1 and table.predict_ms(self.head, misses) > rho * table.full_step_ms:
+            return None
+        plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, None, misses, room_mb, batches)
+        step_ms, kept = plan.step_ms + plan.caching_ms, batches * plan.uses_features
+        training = self.schedule.total_steps * step_ms / 1e3
+        selections = len(self.schedule.selection_steps(settings.interval))
+        return RunPlan(
+            tensors=int(plan.mask.sum()),
+            step_ms=step_ms,
+            training=training,
+            in_all=training + RunTime.of(table, data, settings).beside(self.schedule.epochs, selections, training),
+            features_mb=kept * float(table.features_mb[table.depth(plan.mask) - 1]),
+            memory_mb=None if table.memory is None else memory.needed_mb(table.predict_mb(plan.mask, kept)),
         )
+
+    def line(self, rho: float) -> str:
+        """The run at `rho` in one line."""
+        settings, schedule, plan = self.settings, self.schedule, self.at(rho)
+        name = "plan" if settings.deadline is None else f"--deadline {duration_text(settings.deadline)}"
+        selections, about = f"a selection every {settings.interval:g}", ""
+        if settings.interval >= schedule.epochs:
+            selections, about = "one selection", "" if settings.deadline is None else "about "
+        text = f"{name}: {about}{schedule.epochs} epochs, {selections}; at rho {rho:g} "
+        if plan is None:
+            return f"{text}not feasible"
+        text += (
+            f"a step takes {plan.step_ms:.0f} of {self.table.full_step_ms:.0f} ms and trains about {plan.tensors} of "
+        )
+        text += (
+            f"{len(self.head)} tensors; {duration_text(plan.training)} of training, {duration_text(plan.in_all)} in all"
+        )
+        return text + ("" if plan.memory_mb is None else f", {plan.memory_mb:,.0f} MB of memory") + " (more: --plan)"
+
+    def lines(self, rho: float) -> Iterator[str]:
+        """A row for each of `COMPARED_RHOS`, of which 1 is full training; the row of `rho` is marked."""
+        schedule, memory, batch_size = self.schedule, self.memory, self.data.batch_size
+        rows = part_rows(batch_size, self.settings.micro_batch)
+        in_parts = f" in parts of {rows}" if rows < batch_size else ""
+        limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
+        yield (
+            f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {batch_size} images each{in_parts}; "
+            f"in all: with selecting and validation; memory: of the whole process, {limit}"
+        )
+        columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
+        yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
+        for each in sorted({rho, *COMPARED_RHOS}):
+            mark, plan = "→" if each == rho else " ", self.at(each)
+            if plan is None:
+                yield f"{mark} {each:.2f}  {'not feasible':>10}"
+                continue
+            total = "unknown" if plan.memory_mb is None else f"{plan.memory_mb:,.0f} MB"
+            yield (
+                f"{mark} {each:.2f}  {plan.tensors:>4} of {len(self.head):>3}{plan.step_ms:>9.1f} ms"
+                f"{schedule.steps_per_epoch * plan.step_ms / 1e3:>8.1f} s{plan.training:>10.1f} s{plan.in_all:>10.1f} s"
+                f"{plan.features_mb:>9.0f} MB{total:>12}"
+            )

@@ -160,7 +160,7 @@ def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> lis
 
     task, optimizer, batch = training
     runs = []
-    for mask in tqdm(masks, desc="compiling steps", unit="step"):
+    for mask in tqdm(masks, desc="compiling steps", unit="step", disable=not masks):
         step = TrainStep(task, optimizer, len(batch), mask)
         runs.append(partial(step, batch.inputs, batch.targets, batch.weights))
         runs[-1]()  # the first call compiles
