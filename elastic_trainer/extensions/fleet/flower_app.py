@@ -210,14 +210,16 @@ class FlowerLink:
         return number
 
     def receive(self, messages: Collection[str]) -> dict[str, Parcel]:
-        replies = self._grid.pull_messages(messages) if messages else ()
-        return {reply.metadata.reply_to_message_id: _parcel(reply) for reply in replies}
+        found = {number: self._received(number) for number in messages}
+        return {number: parcel for number, parcel in found.items() if parcel is not None}
 
-
-def _parcel(reply: Message) -> Parcel:
-    if reply.has_error():
-        return failed(f"{reply.error.reason} (Flower's error {reply.error.code})")
-    try:
-        return Parcel.from_bytes(_content(reply.content))
-    except ValueError as error:
-        return failed(f"its reply cannot be read: {first_line(error)}")
+    def _received(self, number: str) -> Parcel | None:
+        """The reply to one message: it may hold anything, also what Flower does not expect, and spoils no other one."""
+        try:
+            for reply in self._grid.pull_messages([number]):
+                if reply.has_error():
+                    return failed(f"{reply.error.reason} (Flower's error {reply.error.code})")
+                return Parcel.from_bytes(_content(reply.content))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return failed(f"its reply cannot be read: {first_line(error)}")
+        return None

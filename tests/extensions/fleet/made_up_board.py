@@ -1,6 +1,6 @@
 """A board of a fleet without TensorFlow: a real connection, and answers that are wrong in the way that a test asks for.
 
-Changes are a hundredth of the weights. `--does nan|shape|foreign|huge|late|hangs` is what it does in round 1.
+Changes are a hundredth of the weights. `--does nan|shape|foreign|huge|alien|late|hangs` is what it does in round 1.
 """
 
 import argparse
@@ -8,12 +8,31 @@ import time
 from pathlib import Path
 
 import numpy as np
+from flwr.app import Array, Message
 
+from elastic_trainer.extensions.fleet import supernode
 from elastic_trainer.extensions.fleet.messages import Parcel
 from elastic_trainer.extensions.fleet.settings import BoardSettings
 from elastic_trainer.extensions.fleet.supernode import take_part
 
 LATE_SECONDS = 10.0
+
+
+def send_no_message():
+    """What is sent next as a message is an array of Flower."""
+    alien, real = Array(np.zeros(3)), Message.object_id
+
+    def of_alien(function):
+        def called(reply):
+            setattr(supernode, function.__name__, function)
+            Message.object_id = real
+            return function(alien)
+
+        setattr(supernode, function.__name__, called)
+
+    of_alien(supernode.get_object_tree)
+    of_alien(supernode.get_all_nested_objects)
+    Message.object_id = property(lambda message: alien.object_id)
 
 
 def answer_of(parcel, name, does):
@@ -37,6 +56,8 @@ def answer_of(parcel, name, does):
         changes["model/9999"] = np.zeros(3, np.float32)
     elif does == "huge":
         changes[first] = 1e6 * changes[first]
+    elif does == "alien":
+        send_no_message()
     elif does in ("late", "hangs"):
         time.sleep(LATE_SECONDS if does == "late" else 1000)
     return Parcel("trained", {"steps": 5, **tested}, changes)

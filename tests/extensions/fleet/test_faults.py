@@ -72,9 +72,9 @@ def is_whole(weights):
 def test_replies_that_do_not_fit_are_dropped_and_the_others_count(fleet, tmp_path):
     port, start, _ = fleet
     said: list[str] = []
-    for name, does in (("good", "good"), ("a", "nan"), ("b", "shape"), ("c", "foreign"), ("d", "huge")):
+    for name, does in (("good", "good"), ("a", "nan"), ("b", "shape"), ("c", "foreign"), ("d", "huge"), ("e", "alien")):
         start(name, does)
-    before, after, boards = run_server(tmp_path / "run", port, said, boards=5, grace=40.0)
+    before, after, boards = run_server(tmp_path / "run", port, said, boards=6, grace=40.0)
     for name, why in (
         ("a", "not finite"),
         ("b", "has the shape"),
@@ -83,7 +83,8 @@ def test_replies_that_do_not_fit_are_dropped_and_the_others_count(fleet, tmp_pat
     ):
         [line] = [line for line in said if f"board {name} is dropped" in line]
         assert line.startswith("round 1: the reply of") and why in line
-    assert boards == [0, 1, 5] and is_whole(after)
+    assert any(line.startswith("round 1: board e: its reply cannot be read: ") for line in said), said
+    assert boards[:2] == [0, 1] and boards[2] >= 5 and is_whole(after)  # the last one has to get ready again
     trained = [name for name, weight in before.items() if (weight != after[name]).any()]
     for name in trained:  # each round adds a hundredth; the best model is kept, which may be that of an earlier round
         ratio = (after[name] / before[name])[before[name] != 0]
