@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +23,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi import FastAPI
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import InMemoryLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.error import http_error_translator
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.logger import FLOWER_LOGGER
-from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.supercore.task_identity import TaskIdentity
@@ -50,11 +53,27 @@ LOG = "superlink.log"
 MAX_BODY = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 MiB
 MAX_REQUESTS = 1000  # at the same time
 REFUSALS = 401, 403, 412  # of a request without a key, or with one that Fleet does not know
+
+
+def _pull_messages(request: PullAppMessagesRequest, state: InMemoryLinkState, task: Task) -> PullAppMessagesResponse:
+    """The replies that have come completely: for the rest of another one Flower's grid waits, and all would with it."""
+
+    def is_complete(number: str) -> bool:
+        reply = state.message_ins_id_to_message_res_id.get(number)
+        with suppress(NoObjectInStoreError):
+            tree = () if reply is None else iterate_object_tree(state.object_store.get_object_tree(reply))
+            return all(state.get_object(task.run_id, one.object_id) != b"" for one in tree)
+        return True
+
+    numbers = [number for number in request.message_ids if is_complete(number)]
+    return runtime_handlers.pull_messages(PullAppMessagesRequest(message_ids=numbers), state=state, task=task)
+
+
 GRID_CALLS = {  # of Flower's grid, and what its SuperLink does then
     "GetNodes": runtime_handlers.get_nodes,
     "PushMessages": runtime_handlers.push_messages,
     "PushObject": runtime_handlers.push_object,
-    "PullMessages": runtime_handlers.pull_messages,
+    "PullMessages": _pull_messages,
     "PullObject": runtime_handlers.pull_object,
     "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
 }

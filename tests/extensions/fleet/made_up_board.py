@@ -1,9 +1,10 @@
 """A board of a fleet without TensorFlow: a real connection, and answers that are wrong in the way that a test asks for.
 
-Changes are a hundredth of the weights. `--does nan|shape|foreign|huge|alien|late|hangs` is what it does in round 1.
+Changes are a hundredth of the weights. In round 1 it does `--does nan|shape|foreign|huge|alien|half|late|hangs`.
 """
 
 import argparse
+import threading
 import time
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def answer_of(parcel, name, does):
         changes[first] = 1e6 * changes[first]
     elif does == "alien":
         send_no_message()
+    elif does == "half":
+        push, supernode.push_objects = supernode.push_objects, lambda *_, **__: None
+        threading.Timer(2.0, lambda: setattr(supernode, "push_objects", push)).start()
     elif does in ("late", "hangs"):
         time.sleep(LATE_SECONDS if does == "late" else 1000)
     return Parcel("trained", {"steps": 5, **tested}, changes)

@@ -97,6 +97,7 @@ def test_late_killed_and_returning_boards_do_not_stop_a_round(fleet, tmp_path):
     lost = start("lost", "hangs")
     start("good")
     start("late", "late")
+    start("half", "half")  # breaks down while it replies
 
     def replace_lost():
         lost.wait_for("round 1")
@@ -105,10 +106,11 @@ def test_late_killed_and_returning_boards_do_not_stop_a_round(fleet, tmp_path):
 
     thread = threading.Thread(target=replace_lost)
     thread.start()
-    _, after, boards = run_server(tmp_path / "run", port, said, boards=3, rounds=5)
+    _, after, boards = run_server(tmp_path / "run", port, said, boards=4, rounds=5)
     thread.join()
     assert is_whole(after)
-    assert "round 1: board late did not answer within 9 s; going on without it" in said
+    for name in ("late", "half"):
+        assert f"round 1: board {name} did not answer within 9 s; going on without it" in said
     gone = "round 1: board lost did not answer within 9 s; going on without it", "board lost has started again"
     assert any(line in said for line in gone), said  # which comes first depends on how fast it starts again
     assert any("board late: its answer to round 1 came too late and is dropped" in line for line in said), said
