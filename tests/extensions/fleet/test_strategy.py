@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.messages import Update
+from elastic_trainer.extensions.fleet.simulated import SimulatedClock
 from elastic_trainer.extensions.fleet.strategy import ElasticStrategy, strategy_of
 
 WEIGHTS = {"kernel": np.ones((3, 4), np.float32), "bias": np.zeros(4, np.float32)}
@@ -101,9 +102,11 @@ def test_a_server_runs_its_rounds_with_a_strategy_of_flower(tmp_path):
     """Its own for the rest: round 0, the deadline, the check of replies, records and the best model."""
     ends = []
     for name in ("FedAvg", "FedAdam"):
-        boards = [make_board(0), make_board(1)]
+        boards = [make_board(place) for place in range(2)]
+        for board in boards:
+            board.clock = SimulatedClock()  # all tensors train, however busy the machine is
         folder = tmp_path / name
-        server = make_server(folder, local(boards), [], data(7), rounds=1, round_seconds=1.0, strategy=name)
+        server = make_server(folder, local(boards), [], data(7), rounds=1, strategy=name)
         server.run()
         assert [row["boards"] for row in server.records.rounds] == [2, 2]
         ends.append(server.weights)
