@@ -54,29 +54,6 @@ MAX_BODY = 16 << 20  # bytes of a request; Flower sends arrays in pieces of 5 Mi
 MAX_REQUESTS = 1000  # at the same time
 REFUSALS = 401, 403, 412  # of a request without a key, or with one that Fleet does not know
 
-
-def _pull_messages(request: PullAppMessagesRequest, state: InMemoryLinkState, task: Task) -> PullAppMessagesResponse:
-    """The replies that have come completely: for the rest of another one Flower's grid waits, and all would with it."""
-
-    def is_complete(number: str) -> bool:
-        reply = state.message_ins_id_to_message_res_id.get(number)
-        with suppress(NoObjectInStoreError):
-            tree = () if reply is None else iterate_object_tree(state.object_store.get_object_tree(reply))
-            return all(state.get_object(task.run_id, one.object_id) != b"" for one in tree)
-        return True
-
-    numbers = [number for number in request.message_ids if is_complete(number)]
-    return runtime_handlers.pull_messages(PullAppMessagesRequest(message_ids=numbers), state=state, task=task)
-
-
-GRID_CALLS = {  # of Flower's grid, and what its SuperLink does then
-    "GetNodes": runtime_handlers.get_nodes,
-    "PushMessages": runtime_handlers.push_messages,
-    "PushObject": runtime_handlers.push_object,
-    "PullMessages": _pull_messages,
-    "PullObject": runtime_handlers.pull_object,
-    "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
-}
 Say = Callable[[str], object]
 
 
@@ -166,10 +143,32 @@ def _link(state: InMemoryLinkState) -> FlowerLink:
     TaskIdentity.task_id, TaskIdentity.run_id = run.primary_task_id, number  # what messages say of us
     TaskIdentity.node_id = SUPERLINK_NODE_ID
     grid, task = HttpGrid(token="not used"), state.task_store[run.primary_task_id]
-    client: Any = SimpleNamespace(**{name: partial(call, state=state, task=task) for name, call in GRID_CALLS.items()})
-    grid._client = client
+    calls: dict[str, Callable[..., Any]] = {
+        "GetNodes": runtime_handlers.get_nodes,
+        "PushMessages": runtime_handlers.push_messages,
+        "PushObject": runtime_handlers.push_object,
+        "PullMessages": _pull_messages,
+        "PullObject": runtime_handlers.pull_object,
+        "ConfirmMessageReceived": runtime_handlers.confirm_message_received,
+    }
+    client: Any = SimpleNamespace(**{name: partial(call, state=state, task=task) for name, call in calls.items()})
+    grid._client = client  # of Flower's SuperLink, which is not there
     grid.set_run(run)
     return FlowerLink(grid)
+
+
+def _pull_messages(request: PullAppMessagesRequest, state: InMemoryLinkState, task: Task) -> PullAppMessagesResponse:
+    """The replies that have come completely: for the rest of another one Flower's grid waits, and all would with it."""
+
+    def is_complete(number: str) -> bool:
+        reply = state.message_ins_id_to_message_res_id.get(number)
+        with suppress(NoObjectInStoreError):
+            tree = () if reply is None else iterate_object_tree(state.object_store.get_object_tree(reply))
+            return all(state.get_object(task.run_id, one.object_id) != b"" for one in tree)
+        return True
+
+    numbers = [number for number in request.message_ids if is_complete(number)]
+    return runtime_handlers.pull_messages(PullAppMessagesRequest(message_ids=numbers), state=state, task=task)
 
 
 def _gate(say: Say) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:

@@ -4,7 +4,6 @@ Changes are a hundredth of the weights. In round 1 it does `--does nan|shape|for
 """
 
 import argparse
-import threading
 import time
 from pathlib import Path
 
@@ -60,8 +59,8 @@ def answer_of(parcel, name, does):
     elif does == "alien":
         send_no_message()
     elif does == "half":
-        push, supernode.push_objects = supernode.push_objects, lambda *_, **__: None
-        threading.Timer(2.0, lambda: setattr(supernode, "push_objects", push)).start()
+        push = supernode.push_objects
+        supernode.push_objects = lambda *_, **__: setattr(supernode, "push_objects", push)
     elif does in ("late", "hangs"):
         time.sleep(LATE_SECONDS if does == "late" else 1000)
     return Parcel("trained", {"steps": 5, **tested}, changes)
