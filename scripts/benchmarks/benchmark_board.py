@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """What does a step of a network's upper part cost in LiteRT and in TensorFlow, from features, on one and two threads?
 
-Each number of threads has its own process, in which the steps alternate: TensorFlow's, and LiteRT's in parts of
-several sizes. The learning rate is 0. A run of board_train.py on made-up photos gives the memory, and the time from
-reading the photos to the end of the first step. The last line is one JSON object.
+Each number of threads has its own process, on as many cores, in which the steps alternate: TensorFlow's, and LiteRT's
+in parts of several sizes. The learning rate is 0. A run of board_train.py on made-up photos gives the memory, and the
+time from reading the photos to the end of the first step. The last line is one JSON object.
 
     python scripts/benchmarks/benchmark_board.py --model_name mobilenetv2 --alpha 0.35 --input_size 160
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,7 @@ def measure_threads(
     network: NetworkSettings, first: str, rounds: int, batches: tuple[int, ...], threads: int
 ) -> list[dict[str, Any]]:
     """A row for each batch: medians in ms of steps and of the features of an image. Runs in a new process."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
     model = models.build(network)

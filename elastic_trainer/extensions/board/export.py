@@ -64,7 +64,8 @@ COPIES = {
     "board_memory.py": system_memory,
     "board_sums.py": feature_sums,
 }  # of the library, for the scripts
-# Images at a time in LiteRT: parts of 4 take 15 % more time, parts of 16 20 MB more (MobileNetV2 0.35, 160 px).
+# Images at a time in LiteRT: parts of 4 take 5 % more time and 15 MB less, larger parts only more memory
+# (MobileNetV2 0.35, 160 px).
 MAX_PART = 8
 FORMAT = 2  # of board.json
 RECORD_FIELDS: dict[str, files.Kinds] = {
