@@ -7,6 +7,7 @@ import errno
 import io
 import itertools
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from small_networks import as_if_trained, some_images, values
 from small_runs import rows_of
 
 from elastic_trainer import ElasticTraining, files
-from elastic_trainer.errors import UserError
+from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import smallest_rho
@@ -230,7 +231,7 @@ def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execut
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a run: a power cut before a step or in a validation, a full disk, or the clock that jumps."""
+    """What happens to a run: a power cut before a step or in a validation, a signal, a full disk, another time."""
 
     kind: str
     step: int  # of a full disk: how many files are written before it
@@ -248,30 +249,33 @@ class Fault:
 
             with mock.patch.object(files, "sync", sync):
                 yield make_small_data()
-        elif self.kind == "clock":
-            yield _ClockData(self, clock)
+        elif self.kind in ("clock", "SIGINT", "SIGTERM"):
+            yield _FaultyData(self, clock)
         else:
             yield InterruptingData(self.step, in_validation=self.kind == "validation")
 
 
-class _ClockData(InterruptingData):
-    """The clock jumps before a step; the power is cut two steps later."""
+class _FaultyData(InterruptingData):
+    """A signal comes before a step, or the clock jumps and the power is cut two steps later."""
 
     def __init__(self, fault: Fault, clock: list[float]) -> None:
-        super().__init__(fault.step + 2)
+        super().__init__(fault.step + 2 if fault.kind == "clock" else None)
         self._fault, self._clock = fault, clock
 
     def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Any]:
         for batch in super().train(epoch, skip, count):
             if self._step == self._fault.step + 1:
-                self._clock[0] += 3600 * self._fault.hours
+                if self._fault.kind == "clock":
+                    self._clock[0] += 3600 * self._fault.hours
+                else:
+                    signal.raise_signal(signal.Signals[self._fault.kind])
             yield batch
 
 
 FAULTS = st.lists(
     st.builds(
         Fault,
-        st.sampled_from(["cut", "validation", "disk", "clock"]),
+        st.sampled_from(["cut", "validation", "disk", "clock", "SIGINT", "SIGTERM"]),
         st.integers(0, EPOCHS * STEPS),
         st.floats(-48, 48),
     ),
@@ -282,7 +286,7 @@ _unbroken: dict[bool, Any] = {}
 
 
 @property_of(FAULTS, st.booleans(), st.sampled_from([1, 4]))
-def a_run_ends_as_without_power_cuts_full_disks_and_jumps_of_the_clock(
+def a_run_ends_as_without_power_cuts_signals_full_disks_and_jumps_of_the_clock(
     faults: list[Fault], elastic: bool, every: int
 ) -> None:
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
@@ -293,7 +297,7 @@ def a_run_ends_as_without_power_cuts_full_disks_and_jumps_of_the_clock(
         folder, clock, now = fresh("run"), [0.0], time.time
         with mock.patch.object(time, "time", lambda: now() + clock[0]):
             for fault in faults:
-                with fault.happening(clock) as data, contextlib.suppress(PowerCut, UserError):
+                with fault.happening(clock) as data, contextlib.suppress(PowerCut, Stopped, UserError):
                     run(folder, data, elastic=elastic, every=every)
             found, ended = run(folder, make_small_data(), elastic=elastic, every=every)
     for one, other in zip(found, expected, strict=True):

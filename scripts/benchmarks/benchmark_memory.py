@@ -31,13 +31,13 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.system_memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.measuring import calibration_masks, idle_training
+from elastic_trainer.timing.measuring import HEAD, calibration_masks, idle_training
 from elastic_trainer.training.step import TrainStep
 
 STEPS = 3  # after which a process takes hardly more
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
-CALIBRATION = [*product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
-SETTINGS = {"selections": Setting(len(CALIBRATION) + 2, 2, "measured selections")}
+CALIBRATION = [HEAD, *product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
+SETTINGS = {"selections": Setting(len(CALIBRATION) + 1, 2, "measured selections")}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
