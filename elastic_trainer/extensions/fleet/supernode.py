@@ -82,7 +82,7 @@ def take_part(
                     return parcel
                 if parcel.kind == "train":
                     afterwards()
-        except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
+        except (httpx.HTTPError, ObjectPullError, ObjectPushError, ValueError) as error:
             if not has_said:
                 say(f"waiting for the server at {settings.superlink} ({first_line(error)})")
             has_said = True
@@ -108,6 +108,7 @@ def _parcels(settings: BoardSettings, key: ec.EllipticCurvePrivateKey, handle: H
         UserError: the server does not take this board's key.
         httpx.HTTPError: the connection is lost, or the server has started again.
         ObjectPullError, ObjectPushError: a message, or what it asks for, is gone.
+        ValueError: another program answers there.
     """
     authority, public_key = settings.root_certificates, public_key_to_bytes(key.public_key())
     connect = partial(
@@ -172,11 +173,10 @@ def _check_refusal(settings: BoardSettings, error: httpx.HTTPError) -> None:
 
 def _beat(client: FleetHttpClient, node: Node) -> bool:
     """Tell the server that this board is there, while it trains; whether that could be told."""
-    try:
+    with suppress(httpx.HTTPError, ValueError):
         client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL))
-    except httpx.HTTPError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _answered(client: FleetHttpClient, node: Node, found: PullMessagesResponse, handle: Handle) -> Parcel:
