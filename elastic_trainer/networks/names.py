@@ -21,6 +21,7 @@ KERAS_NETWORKS = (
 PACKAGED_NETWORK = "efficientnetlite0"  # its ImageNet weights are a package of the index
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
+GLYPH_HEAD = GLYPH_WEIGHTS.with_name("mobilenetv2_0.35_glyphs_head.npz")  # for the ten digits
 
 
 def is_custom_model(model_name: str | None) -> bool:

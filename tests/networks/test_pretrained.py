@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import SMALL_VIT
+from pretrain_glyphs import draw_glyph, text_fonts
 
 import models
+from elastic_trainer.datasets.decoding import decode
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
-from elastic_trainer.networks.names import GLYPH_WEIGHTS
+from elastic_trainer.networks.names import GLYPH_HEAD, GLYPH_WEIGHTS
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.settings import NetworkSettings
 
@@ -67,6 +69,16 @@ def test_the_committed_weights_load_and_are_small():
     model = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35)
     other = models.build_model("mobilenetv2", 64, 10, "none", alpha=0.35)
     assert not np.allclose(model.get_weights()[0], other.get_weights()[0])
+
+
+def test_the_committed_head_reads_printed_digits():
+    model, rng = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35), np.random.default_rng(0)
+    with np.load(GLYPH_HEAD) as head:
+        model.get_layer("head").set_weights([head["kernel"], head["bias"]])
+    labels, fonts = np.arange(100) % 10, text_fonts()
+    drawn = [draw_glyph(f"{label}", fonts[rng.integers(len(fonts))], rng) for label in labels]
+    images = np.stack([decode(np.repeat(pixels[..., None], 3, axis=-1), 64) for pixels in drawn])
+    assert np.mean(model.predict(images, verbose=0).argmax(axis=1) == labels) > 0.95
 
 
 def test_imagenet_weights_in_the_layout_of_keras_load():
