@@ -22,9 +22,12 @@ if ! [[ -d $root/debian/usr/lib/python3.11 ]]; then
 fi
 if ! [[ -d $root/wheels ]]; then
   "$python" -m pip wheel -q -w "$root/wheels.making" --no-deps promise==2.3
-  platforms=(manylinux_2_35 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014)
+  platforms=()
+  for name in manylinux_2_35 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do
+    platforms+=(--platform "${name}_aarch64")
+  done
   "$python" -m pip download -q -d "$root/wheels.making" -f "$root/wheels.making" -r requirements-dev.txt -c constraints.txt \
-    --only-binary :all: "${platforms[@]/%/_aarch64}" --python-version 3.11
+    --only-binary :all: "${platforms[@]}" --python-version 3.11
   mv "$root/wheels.making" "$root/wheels"
 fi
 board=$root/debian/root/project
