@@ -13,6 +13,7 @@ if [[ $EUID != 0 ]] || ! command -v debootstrap >/dev/null || ! [[ -e /proc/sys/
   exit 2
 fi
 python=${PYTHON:-.venv/bin/python}
+packages=(-r requirements.txt pytest pytest-xdist hypothesis ai-edge-litert)
 tests=(tests/selection tests/test_selection_solver.py tests/timing/test_fit.py tests/training/test_closed_form_head.py
   tests/networks/test_batch_norm.py tests/test_step_trace.py tests/runs)
 
@@ -26,7 +27,7 @@ if ! [[ -d $root/wheels ]]; then
   for name in manylinux_2_35 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do
     platforms+=(--platform "${name}_aarch64")
   done
-  "$python" -m pip download -q -d "$root/wheels.making" -f "$root/wheels.making" -r requirements-dev.txt -c constraints.txt \
+  "$python" -m pip download -q -d "$root/wheels.making" -f "$root/wheels.making" "${packages[@]}" -c constraints.txt \
     --only-binary :all: "${platforms[@]}" --python-version 3.11
   mv "$root/wheels.making" "$root/wheels"
 fi
@@ -48,7 +49,7 @@ timed() {
   echo "== $1: $((SECONDS - start)) s"
 }
 [[ -x $root/debian/root/venv/bin/pytest ]] || timed "install" "python3 -m venv /root/venv && \
-  /root/venv/bin/python -m pip install -q --no-index --find-links /root/wheels -r requirements-dev.txt"
+  /root/venv/bin/python -m pip install -q --no-index --find-links /root/wheels ${packages[*]}"
 small="--dataset_name image_folder --data_dir ../photos/board-1 --model_name mobilenetv2 --alpha 0.35 --input_size 64 \
   --weights none --batch_size 16 --logdir ../logs"
 run="--train_type elastic_training --rho 0.6 --num_epochs 3 --interval 1 --deterministic --save_model --run_name run"
