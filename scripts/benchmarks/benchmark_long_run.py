@@ -40,13 +40,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             time.sleep(1)
             kilobytes = numbers_in(Path(f"/proc/{run.pid}/status")).get("VmRSS:")
             if kilobytes and (folder / SELECTIONS).is_file():
-                found.append((len(read_rows(folder / SELECTIONS)), kilobytes / 1e3))
+                selections = {row["step"] for row in read_rows(folder / SELECTIONS)}
+                found.append((len(selections), kilobytes / 1e3))
     if run.returncode:
         raise UserError(f"the run failed: {(logdir / 'output.txt').read_text().strip().splitlines()[-1]}")
-    selections, megabytes = np.array(found).T
-    last = selections.max()
-    early = np.median(megabytes[(selections >= SETTLED) & (selections < 2 * SETTLED)])
-    late = np.median(megabytes[selections > 0.9 * last])
+    counts, megabytes = np.array(found).T
+    last = counts.max()
+    early = np.median(megabytes[(counts >= SETTLED) & (counts < 2 * SETTLED)])
+    late = np.median(megabytes[counts > 0.9 * last])
     return {
         "selections": int(last),
         "minutes": round((time.monotonic() - start) / 60, 1),
@@ -54,7 +55,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "after_tenth_mb": float(early),
         "at_end_mb": float(late),
         "growth_percent": float(100 * (late / early - 1)),
-        "by_selection_mb": [float(np.median(megabytes[selections == k])) for k in np.unique(selections)],
+        "by_selection_mb": [float(np.median(megabytes[counts == k])) for k in np.unique(counts)],
     }
 
 
