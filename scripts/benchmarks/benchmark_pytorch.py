@@ -18,16 +18,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import common  # first: it sets the import path
 import numpy as np
-import torch
-import torchvision
 from benchmark_step import keras_step
 from common import Setting, few_digits
 
 import models
+from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.measuring import idle_optimizer, measure_steps
@@ -44,8 +45,11 @@ UPPER = {
 Step = Callable[[], Any]
 
 
-def stages_of(name: str, alpha: float) -> tuple[list[torch.nn.Module], torch.nn.Module]:
+def stages_of(name: str, alpha: float) -> tuple[list[Any], Any]:
     """The stages of torchvision's network in their order, and its head."""
+    import torch
+    import torchvision
+
     if name == "mobilenetv2":
         network = torchvision.models.mobilenet_v2(width_mult=alpha, num_classes=CLASSES)
         head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), network.classifier)
@@ -58,7 +62,8 @@ def stages_of(name: str, alpha: float) -> tuple[list[torch.nn.Module], torch.nn.
 
 def pytorch_steps(name: str, alpha: float, images: np.ndarray) -> dict[tuple[str, str], Step]:
     """PyTorch's steps by what they train and how; `images`: float32 [examples, height, width, 3]."""
-    torch.set_num_threads(torch.get_num_threads())
+    import torch
+
     labels = torch.zeros(len(images), dtype=torch.long)
     criterion = torch.nn.CrossEntropyLoss()
     first = UPPER[name][1]
@@ -116,7 +121,11 @@ def our_steps(args: argparse.Namespace, data: Any) -> dict[tuple[str, str], Step
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Medians of all steps in ms, and ours over the best of PyTorch's."""
+    if not find_spec("torchvision"):
+        raise UserError("PyTorch is missing; install it with: pip install torch torchvision")
     network = args.network
+    if network.model_name not in UPPER:
+        raise UserError(f"--model_name {network.model_name}: must be one of {', '.join(UPPER)}")
     data = few_digits(network, 1)
     [batch] = data.train(0)
     steps = our_steps(args, data) | pytorch_steps(
@@ -132,7 +141,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         "optimizer": network.optimizer,
-        "pytorch": torch.__version__,
+        "pytorch": metadata.version("torch"),
         "rounds": len(times),
         "step_ms": step_ms,
         "over_best_pytorch": {part: ours / theirs for part, (ours, theirs) in best.items()},
