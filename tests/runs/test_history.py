@@ -32,7 +32,7 @@ def test_a_run_records_its_peak_memory_and_the_sum_of_the_flops_of_its_steps(tmp
     assert [float(row["train_flops"]) for row in rows] == [step * 6, step * 12, step * 18]
     peaks = [float(row["peak_memory_mb"]) for row in rows]
     assert full["peak_memory_mb"] == max(peaks) and full["gpu_peak_memory_mb"] is None
-    assert 50 < peaks[0] <= (peak_memory_mb() or 0)
+    assert 50 < peaks[0] <= 1.01 * (peak_memory_mb() or 0)  # Linux counts pages by processor, so it is off by a few
     assert curve(tmp_path / "full", "meters/peak_memory_mb")[-1][1] == pytest.approx(peaks[-1])
     counted.clear()
     elastic, rows = train_and_read(tmp_path / "elastic")
