@@ -203,7 +203,7 @@ def measure(
     plain: Callable[[], object] | None = None,
     quick_until: float | None = None,
 ) -> Measurement:
-    """Measure steps of a few selections for `seconds`, at least five rounds, or two before `quick_until`.
+    """Measure steps of a few selections for `seconds`, at least five rounds, or two for a short table.
 
     Args:
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
@@ -228,8 +228,7 @@ def measure(
             calibration = []
         if left < FULL_STEPS * full_seconds:
             raise NoTimeToMeasureError
-        if quick_until < np.inf:
-            seconds, fewest = min(seconds, (left - QUICK_COMPILING * compiling) / 2), QUICK_ROUNDS
+        seconds, fewest = min(seconds, (left - QUICK_COMPILING * compiling) / 2), QUICK_ROUNDS
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
     masks = calibration_masks(attribution.positions, attribution.kernels, task.head, calibration)
