@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A fleet on this machine, in at most four minutes on two quiet cores after the installation: a server and three boards, of
-# which one pretends to be 5 and one 15 times slower. Each board lacks some of the handwritten digits, and the slowest
+# A fleet on this machine, in at most four minutes on two quiet cores after the installation: a server and three boards,
+# of which one pretends to be 5 and one 15 times slower. Each board lacks some of the handwritten digits, and the slowest
 # alone has the rare ones. Then the same boards in a simulation, by other rules. It ends with three tables and a figure.
 # New runs replace earlier ones.
 #
-#   ./scripts/run_fleet.sh            eight rounds
+#   ./scripts/run_fleet.sh            eight rounds of four seconds
 #   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -31,7 +31,8 @@ join() {  # number, slowdown
 until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done &
 table=$!
 join 1 1
-"$python" fleet.py serve --boards 3 --rounds 8 --port "$port" --logdir $logdir --run_name server --overwrite &
+"$python" fleet.py serve --boards 3 --rounds 8 --round_seconds 4 --port "$port" --logdir $logdir --run_name server \
+  --overwrite &
 server=$!
 boards+=("$server" "$table")
 wait -n "$table" "$server"
