@@ -70,7 +70,7 @@ from elastic_trainer.training.state import TrainState
 DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
 SLOW = 2  # place of the first board whose loss `drops` takes; `SLOWER` rises
-DIGIT_PASSES = 4  # of a round, over few photos
+DIGIT_PASSES = 3  # of a round, over few photos
 COMMON = 0.4  # share of the classes that all boards have
 SHARE = 0.95  # of central training's accuracy, the time to which counts
 
