@@ -31,16 +31,16 @@ if ! [[ -d $root/wheels ]]; then
     --only-binary :all: "${platforms[@]}" --python-version 3.11
   mv "$root/wheels.making" "$root/wheels"
 fi
-board=$root/debian/root/project
-rm -rf "$board" && mkdir -p "$board" "$root/debian/root/wheels"
+board=$root/debian/srv/project
+rm -rf "$board" && mkdir -p "$board" "$root/debian/srv/wheels"
 git archive HEAD | tar -x -C "$board"
-cp -n "$root"/wheels/* "$root/debian/root/wheels/"
+cp -n "$root"/wheels/* "$root/debian/srv/wheels/"
 mount --bind /proc "$root/debian/proc"
 trap 'umount "$root/debian/proc"' EXIT
 
 there() { # command on the emulated board
-  chroot "$root/debian" /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
-    bash -c "cd /root/project && $1"
+  chroot "$root/debian" /usr/bin/env -i HOME=/srv PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 \
+    bash -c "cd /srv/project && $1"
 }
 timed() {
   local start=$SECONDS
@@ -48,26 +48,26 @@ timed() {
   there "$2"
   echo "== $1: $((SECONDS - start)) s"
 }
-[[ -x $root/debian/root/venv/bin/pytest ]] || timed "install" "python3 -m venv /root/venv && \
-  /root/venv/bin/python -m pip install -q --no-index --find-links /root/wheels ${packages[*]}"
+[[ -x $root/debian/srv/venv/bin/pytest ]] || timed "install" "python3 -m venv /srv/venv && \
+  /srv/venv/bin/python -m pip install -q --no-index --find-links /srv/wheels ${packages[*]}"
 small="--dataset_name image_folder --data_dir ../photos/board-1 --model_name mobilenetv2 --alpha 0.35 --input_size 64 \
   --weights none --batch_size 16 --logdir ../logs"
 run="--train_type elastic_training --rho 0.6 --num_epochs 3 --interval 1 --deterministic --save_model --run_name run"
-there "/root/venv/bin/python scripts/tools/digits_on_boards.py ../photos"
-timed "import TensorFlow" "/root/venv/bin/python -c 'import tensorflow'"
-timed "profiler.py" "/root/venv/bin/python profiler.py $small"
-timed "main.py, killed at a checkpoint" "rm -rf ../logs/run; /root/venv/bin/python main.py $small $run --checkpoint_minutes 0 & \
+there "/srv/venv/bin/python scripts/tools/digits_on_boards.py ../photos"
+timed "import TensorFlow" "/srv/venv/bin/python -c 'import tensorflow'"
+timed "profiler.py" "/srv/venv/bin/python profiler.py $small"
+timed "main.py, killed at a checkpoint" "rm -rf ../logs/run; /srv/venv/bin/python main.py $small $run --checkpoint_minutes 0 & \
   until ls ../logs/run/checkpoints/step-*20.npz >/dev/null 2>&1; do sleep 1; done; pkill -9 -f run_name; wait || true"
-timed "main.py --resume" "/root/venv/bin/python main.py $small $run --resume --export tflite"
-timed "main.py --export train_tflite" "/root/venv/bin/python main.py $small --rho 0.6 --num_epochs 2 --run_name step \
+timed "main.py --resume" "/srv/venv/bin/python main.py $small $run --resume --export tflite"
+timed "main.py --export train_tflite" "/srv/venv/bin/python main.py $small --rho 0.6 --num_epochs 2 --run_name step \
   --export train_tflite --overwrite"
-timed "board_train.py" "/root/venv/bin/python ../logs/step_board/board_train.py --data_dir ../photos/board-1 --overwrite"
+timed "board_train.py" "/srv/venv/bin/python ../logs/step_board/board_train.py --data_dir ../photos/board-1 --overwrite"
 # The same steps here, by the board's timing table: deterministic runs agree only with one table.
-rm -rf "$root/here" && mkdir "$root/here" && cp -r "$root/debian/root/logs" "$root/debian/root/photos" "$root/here"
+rm -rf "$root/here" && mkdir "$root/here" && cp -r "$root/debian/srv/logs" "$root/debian/srv/photos" "$root/here"
 rm -rf "$root/here/logs/run" && cp -r "$board" "$root/here/project"
 here=$PWD/$python
 (cd "$root/here/project" && "$here" main.py $small $run --allow_stale_profile)
-"$python" - "$root/debian/root/logs/run" "$root/here/logs/run" <<'COMPARE'
+"$python" - "$root/debian/srv/logs/run" "$root/here/logs/run" <<'COMPARE'
 import sys
 from pathlib import Path
 
@@ -79,4 +79,4 @@ pairs = [(one.numpy(), other.numpy()) for one, other in zip(there.variables, her
 apart = max(float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-12)) for one, other in pairs)
 print(f"== weights there and here differ by at most {apart:.1e} of the largest of their tensor")
 COMPARE
-timed "tests" "/root/venv/bin/python -m pytest -q ${tests[*]} -p no:cacheprovider"
+timed "tests" "/srv/venv/bin/python -m pytest -q ${tests[*]} -p no:cacheprovider"
