@@ -10,8 +10,8 @@ from tqdm import tqdm
 from elastic_trainer.runs.history import History
 from elastic_trainer.runs.listener import Listener
 
-MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
 BAR = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 

@@ -134,12 +134,13 @@ def fit_wall_time(
         """The best `untraced_ms`, and the factors with it."""
 
         longest = np.flatnonzero(rows)[sums[rows].sum(axis=1).argmax()]
+        weight = 1 / len(np.unique(selections[rows]))  # of the trace
 
         def solution(untraced_ms: float) -> tuple[np.ndarray, float]:
             parts = features(untraced_ms) / measured_ms[:, None]
             expected = np.array([other_ms, 1.0, 1.0, 1.0])
             expected /= parts[longest] @ expected
-            prior = parts[longest] / len(np.unique(selections[rows]))
+            prior = weight * parts[longest]
             return nnls(
                 np.vstack([parts[rows], np.diag(prior)]), np.concatenate([np.ones(rows.sum()), prior * expected])
             )

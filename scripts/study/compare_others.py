@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 
 import numpy as np
-from others import METHODS
+from others import METHODS, keras_network
 from plotting import ROOT
 from results_page import COMPARED_SECONDS, read_rows
 from run_study import photos_parser
@@ -77,9 +77,7 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
     load_tensorflow()
     import keras
 
-    network = keras.applications.MobileNetV2(
-        (size, size, 3), ALPHA, include_top=False, weights=str(weights), pooling="avg"
-    )
+    network = keras_network(weights, ALPHA, size)
     arrays: dict[str, np.ndarray] = {}
     places = [
         layer

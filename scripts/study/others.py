@@ -144,12 +144,12 @@ def keras_folders(args: argparse.Namespace) -> tuple[Any, Any]:
     return read("train"), read("test")
 
 
-def keras_network(args: argparse.Namespace) -> Any:
+def keras_network(weights: Path, alpha: float, size: int) -> Any:
+    """Keras' network without its head: images [examples, size, size, 3] in -1…1 → features [examples, channels]."""
     import keras
 
-    shape = (args.input_size, args.input_size, 3)
     return keras.applications.MobileNetV2(
-        shape, args.alpha, include_top=False, weights=str(args.weights), pooling="avg"
+        (size, size, 3), alpha, include_top=False, weights=str(weights), pooling="avg"
     )
 
 
@@ -160,7 +160,7 @@ def keras_guide(args: argparse.Namespace, clock: Clock) -> None:
     keras.utils.set_random_seed(args.seed)
     train, test = keras_folders(args)
     classes = len(train.class_names)
-    network = keras_network(args)
+    network = keras_network(args.weights, args.alpha, args.input_size)
     network.trainable = False
     inputs = keras.Input((args.input_size, args.input_size, 3))
     values = keras.layers.RandomRotation(0.1)(keras.layers.RandomFlip("horizontal")(inputs))
@@ -189,7 +189,7 @@ def scikit_learn(args: argparse.Namespace, clock: Clock) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    network = keras_network(args)
+    network = keras_network(args.weights, args.alpha, args.input_size)
 
     def features(part: Any) -> tuple[np.ndarray, np.ndarray]:
         found = [(network(images / 127.5 - 1, training=False).numpy(), labels.numpy()) for images, labels in part]
@@ -214,10 +214,8 @@ METHODS: dict[str, Callable[[argparse.Namespace, Clock], None]] = {
 
 
 def main() -> None:
-    clock, parser = (
-        Clock(),
-        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter),
-    )
+    clock = Clock()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=METHODS)
     for name in ("data_dir", "weights", "arrays"):
         parser.add_argument(f"--{name}", type=Path, required=True)

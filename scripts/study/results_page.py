@@ -196,15 +196,13 @@ def others_table(path: Path) -> str:
 
 def _accuracy_after(rows: Iterable[Mapping[str, str]], seconds: int) -> str:
     """Mean over seeds of the best accuracy so far in percent, by the longest runs or by those of this length."""
-    found: dict[str, list[float]] = {}
-    longest = max(int(row["seconds"]) for row in rows)
-    lengths = {int(row["seconds"]) for row in rows}
-    for row in rows:
-        if int(row["seconds"]) == (seconds if seconds in lengths else longest):
-            for point in row["curve"].split():
-                at, accuracy = map(float, point.split(":"))
-                if at <= seconds + LATE_SECONDS:
-                    found.setdefault(row["seed"], []).append(100 * accuracy)
+    lengths, found = {int(row["seconds"]) for row in rows}, dict[str, list[float]]()
+    wanted = seconds if seconds in lengths else max(lengths)
+    for row in (row for row in rows if int(row["seconds"]) == wanted):
+        for point in row["curve"].split():
+            at, accuracy = map(float, point.split(":"))
+            if at <= seconds + LATE_SECONDS:
+                found.setdefault(row["seed"], []).append(100 * accuracy)
     return f"{np.mean([max(values) for values in found.values()]):.1f}" if found else "–"
 
 

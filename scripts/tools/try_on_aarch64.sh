@@ -4,10 +4,10 @@
 # and runs some tests; the same run here shows how far numbers differ. Needs root and Debian's packages debootstrap and
 # qemu-user-static; takes one to two hours, half an hour of them the tests.
 #
-#   sudo scripts/tools/try_on_aarch64.sh [FOLDER]    # default: .aarch64; what is there already is used again
+#   sudo scripts/tools/try_on_aarch64.sh [FOLDER]    # default: in ~/.cache; what is there already is used again
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-root=$(realpath -m "${1:-.aarch64}")
+root=$(realpath -m "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/elastic_trainer_aarch64}")
 if [[ $EUID != 0 ]] || ! command -v debootstrap >/dev/null || ! [[ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]]; then
   echo "try_on_aarch64.sh: needs root and binfmt's qemu-aarch64: apt install debootstrap qemu-user-static binfmt-support" >&2
   exit 2
@@ -56,8 +56,9 @@ run="--train_type elastic_training --rho 0.6 --num_epochs 3 --interval 1 --deter
 there "/srv/venv/bin/python scripts/tools/digits_on_boards.py ../photos"
 timed "import TensorFlow" "/srv/venv/bin/python -c 'import tensorflow'"
 timed "profiler.py" "/srv/venv/bin/python profiler.py $small"
+# A chroot sees all processes of this machine, so the run is killed by its number.
 timed "main.py, killed at a checkpoint" "rm -rf ../logs/run; /srv/venv/bin/python main.py $small $run --checkpoint_minutes 0 & \
-  until ls ../logs/run/checkpoints/step-*20.npz >/dev/null 2>&1; do sleep 1; done; pkill -9 -f run_name; wait || true"
+  while kill -0 \$! && ! ls ../logs/run/checkpoints/step-*.npz >/dev/null 2>&1; do sleep 1; done; kill -9 \$!; wait || true"
 timed "main.py --resume" "/srv/venv/bin/python main.py $small $run --resume --export tflite"
 timed "main.py --export train_tflite" "/srv/venv/bin/python main.py $small --rho 0.6 --num_epochs 2 --run_name step \
   --export train_tflite --overwrite"
@@ -65,7 +66,7 @@ timed "board_train.py" "/srv/venv/bin/python ../logs/step_board/board_train.py -
 # The same steps here, by the board's timing table: deterministic runs agree only with one table.
 rm -rf "$root/here" && mkdir "$root/here" && cp -r "$root/debian/srv/logs" "$root/debian/srv/photos" "$root/here"
 rm -rf "$root/here/logs/run" && cp -r "$board" "$root/here/project"
-here=$PWD/$python
+here=$(realpath -s "$python")
 (cd "$root/here/project" && "$here" main.py $small $run --allow_stale_profile)
 "$python" - "$root/debian/srv/logs/run" "$root/here/logs/run" <<'COMPARE'
 import sys
