@@ -101,7 +101,8 @@ class RunPlanner:
         selections, about = f"a selection every {settings.interval:g}", ""
         if settings.interval >= schedule.epochs:
             selections, about = "one selection", "" if settings.deadline is None else "about "
-        text = f"{name}: {about}{schedule.epochs} epochs, {selections}; at rho {rho:g} "
+        epochs = f"{schedule.epochs} epoch{'s' if schedule.epochs != 1 else ''}"
+        text = f"{name}: {about}{epochs}, {selections}; at rho {rho:g} "
         if plan is None:
             return f"{text}not feasible"
         text += (
