@@ -229,8 +229,9 @@ def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     tensors = chosen.split()[2]
     assert one.startswith("plan: 2 epochs, a selection every 1; at rho 0.55 a step takes ")
     assert f" ms and trains about {tensors} of {len(head_mask(model))} tensors; " in one
-    short = RunPlanner(table, head_mask(model), data, replace(SETTINGS, num_epochs=1)).line(0.55)
-    assert short.startswith("plan: 1 epoch, one selection; ")
+    short = RunPlanner(table, head_mask(model), data, replace(SETTINGS, num_epochs=1))
+    assert short.line(0.55).startswith("plan: 1 epoch, one selection; ")
+    assert next(iter(short.lines(0.55))).startswith("plan: 1 epoch of 3 steps, ")
     assert "MB" not in unknown.line(0.55)
     head_mb, _ = limits(table, head_mask(model))
     tight = replace(SETTINGS, memory=head_mb)

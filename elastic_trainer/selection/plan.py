@@ -94,6 +94,10 @@ class RunPlanner:
             memory_mb=None if table.memory is None else memory.needed_mb(table.predict_mb(plan.mask, kept)),
         )
 
+    @property
+    def _epochs(self) -> str:
+        return f"{self.schedule.epochs} epoch{'s' if self.schedule.epochs != 1 else ''}"
+
     def line(self, rho: float) -> str:
         """The run at `rho` in one line."""
         settings, schedule, plan = self.settings, self.schedule, self.at(rho)
@@ -101,8 +105,7 @@ class RunPlanner:
         selections, about = f"a selection every {settings.interval:g}", ""
         if settings.interval >= schedule.epochs:
             selections, about = "one selection", "" if settings.deadline is None else "about "
-        epochs = f"{schedule.epochs} epoch{'s' if schedule.epochs != 1 else ''}"
-        text = f"{name}: {about}{epochs}, {selections}; at rho {rho:g} "
+        text = f"{name}: {about}{self._epochs}, {selections}; at rho {rho:g} "
         if plan is None:
             return f"{text}not feasible"
         text += (
@@ -120,7 +123,7 @@ class RunPlanner:
         in_parts = f" in parts of {rows}" if rows < batch_size else ""
         limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
         yield (
-            f"plan: {schedule.epochs} epochs of {schedule.steps_per_epoch} steps, {batch_size} images each{in_parts}; "
+            f"plan: {self._epochs} of {schedule.steps_per_epoch} steps, {batch_size} images each{in_parts}; "
             f"in all: with selecting and validation; memory: of the whole process, {limit}"
         )
         columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
