@@ -172,7 +172,8 @@ def test_photos_train_from_the_real_weights_by_the_command(real_weights, tmp_pat
             pixels[..., label] += 100
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{k}.png")
     words = (
-        "--model_name efficientnetlite0 --input_size 64 --num_epochs 1 --batch_size 8 --run_name mine --dataset_name"
+        "--model_name efficientnetlite0 --input_size 64 --num_epochs 2 --rho 0.9 --batch_size 8 --run_name mine "
+        "--dataset_name"
     )
     run_here(
         main.main, "main.py", *words.split(), "image_folder", "--data_dir", tmp_path / "photos", "--logdir", tmp_path
