@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -46,7 +47,10 @@ def importing(what: str) -> Iterator[None]:
         if module not in EXTRAS:
             raise
         package, extra = EXTRAS[module]
-        raise UserError(f'{what}: needs {package}; pip install "elastic-trainer[{extra}]"') from error
+        how = f'pip install "elastic-trainer[{extra}]"'
+        if module == "vit_keras" and sys.version_info >= (3, 12):  # which it does not allow, though it runs there
+            how += " && pip install --no-deps --ignore-requires-python vit-keras==0.2.0 validators"
+        raise UserError(f"{what}: needs {package}; {how}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """What most tests share: a small network with a head, a small data set, and an invented timing table for them."""
 
+import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,11 +124,21 @@ def naive_pairs(step):
     return [[numbers[id(variable)] for variable in pair.tensors] for pair in step.folded_pairs]
 
 
+HAS_VIT = importlib.util.find_spec("vit_keras") is not None
+NEEDS_VIT = pytest.mark.skipif(not HAS_VIT, reason="vit-keras is not installed: it allows no Python above 3.11")
+
+
+def with_vit(names):
+    """Parameters of a test: ViT is skipped where vit-keras is not installed."""
+    return [pytest.param(name, marks=NEEDS_VIT) if name == "vit" else name for name in names]
+
+
 @pytest.fixture(scope="module")
 def small_vit():
     """ViT-B/16 has a thousandth of its weights, in the same layers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vit_keras.vit.CONFIG_B", SMALL_VIT)
+        if HAS_VIT:
+            patch.setattr("vit_keras.vit.CONFIG_B", SMALL_VIT)
         yield
 
 

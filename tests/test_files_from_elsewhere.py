@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zoo
 from command_line import run_data, run_here
-from conftest import make_small_model
+from conftest import NEEDS_VIT, make_small_model
 from PIL import Image
 from small_images import encoded, write_noise
 
@@ -125,6 +125,7 @@ class Boom:
         return (sys.exit, ("this code ran",))
 
 
+@NEEDS_VIT
 def test_pickles_in_arrays_are_not_read(place, small_vit, capsys):
     boom = np.array([Boom()], object)
     np.savez(place / "vit.npz", boom=boom)

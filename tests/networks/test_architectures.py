@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import NEEDS_VIT, with_vit
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
@@ -21,7 +22,7 @@ from elastic_trainer.training.step import TrainStep
 pytestmark = pytest.mark.usefixtures("small_vit")
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", with_vit(MODEL_NAMES))
 def test_each_network_has_its_layers_and_loads_after_saving(name, tmp_path):
     model = models.build_model(name, 32, 7, alpha=0.35)
     kinds = [type(layer) for layer in model.layers]
@@ -80,6 +81,7 @@ def test_preprocessing_is_that_of_keras_applications(keras_name):
     assert keras.config.floatx() == "float32"
 
 
+@NEEDS_VIT
 def test_preprocessing_of_vit_is_that_of_vit_keras():
     from vit_keras import vit
 

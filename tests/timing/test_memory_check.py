@@ -1,7 +1,7 @@
 """Whether training fits into memory: what is refused, and what is traced for that."""
 
 import pytest
-from conftest import make_small_model
+from conftest import make_small_model, with_vit
 from small_runs import SETTINGS
 
 import models
@@ -89,7 +89,7 @@ def test_a_step_is_traced_once(steps, monkeypatch):
     assert steps.needed_mb(head_mask(steps.model), 64) == 4
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", with_vit(MODEL_NAMES))
 def test_what_certainly_fits_does(name, monkeypatch):
     """The bound that saves tracing is above what the traced step takes."""
     model = models.build_model(name, 64, 10)
