@@ -190,8 +190,8 @@ def test_a_model_whose_package_is_missing_is_refused_in_a_line_that_names_the_ex
     monkeypatch.setattr(errors, "sys", SimpleNamespace(version_info=python))
     with pytest.raises(UserError) as caught:
         load_model(tmp_path / "my.keras", "--model_name")
-    line = f'--model_name {tmp_path}/my.keras: needs vit-keras; pip install "elastic-trainer[vit]"{also}'
-    assert str(caught.value).startswith(line) and (also or str(caught.value) == line)
+    line = f'{tmp_path}/my.keras: needs vit-keras; pip install "elastic-trainer[vit]"{also}'
+    assert str(caught.value).partition("0.2.0")[0] == line
 
 
 def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):
