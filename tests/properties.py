@@ -56,6 +56,8 @@ PROPERTIES: dict[str, Callable[[], Any]] = {}  # each makes a function that Hypo
 SLOW = {  # seconds for an example
     *("exactly_what_is_selected_trains_as_in_plain_keras", "fit_at_rho_1_is_plain_fit"),
     "a_run_ends_as_without_power_cuts_signals_full_disks_and_jumps_of_the_clock",
+    *("a_damaged_board_folder_is_refused_or_trains", "a_board_folder_with_another_field_is_refused_or_trains"),
+    "what_a_board_trained_is_loaded_or_refused",
 }
 EXAMPLES: Counter[str] = Counter()  # tried so far, by property
 

@@ -30,8 +30,12 @@ def three_wheels(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory):
+    return make_photos(tmp_path_factory.mktemp("data") / "photos")
+
+
+def make_photos(folder):
     """Noise around a colour of each class, 20 photos each, larger than the network's input."""
-    folder, rng = tmp_path_factory.mktemp("data") / "photos", np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for label, name in enumerate(NAMES):
         (folder / name).mkdir(parents=True)
         for index in range(20):
@@ -43,12 +47,15 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory):
+    return make_export(tmp_path_factory.mktemp("export") / "board")
+
+
+def make_export(folder):
     """The folder of an export with two selections, in which a step has two parts."""
     model = make_small_model()
     names = tensor_names(model)
     upper = np.array(["stem" not in name for name in names])
     masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
-    folder = tmp_path_factory.mktemp("export") / "board"
     settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1, micro_batch=4)
     recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
     text = export_training(model, masks, settings, 6, NAMES, folder, recipe)

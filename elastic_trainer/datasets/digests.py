@@ -1,11 +1,13 @@
-"""Digests by which a photo is known again: of its coded pixels, whatever the name, place and metadata of its file.
+"""Digests by which a photo is known again, of its coded pixels, whatever the name, place and metadata of its file;
+and by which damage of a record is found.
 
 A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.6 on.
 """
 
 import hashlib
+import json
 import re
-from typing import Collection, Dict, Iterator, Set, Tuple
+from typing import Any, Collection, Dict, Iterator, Mapping, Set, Tuple
 
 # Of the next segment of a JPEG. After FF, a 0 belongs to the coded pixels, as do the markers from which they restart.
 _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
@@ -19,6 +21,12 @@ def digest(encoded: bytes) -> int:
 def file_digest(encoded: bytes) -> int:
     """A digest of 64 bits of all of a file, by which earlier versions knew images."""
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
+
+
+def record_digest(record: Mapping[str, Any]) -> str:
+    """SHA-256 of what a JSON file holds, without the field "digest", which is for it."""
+    content = {name: value for name, value in record.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def tested_digests(photos: Collection[Tuple[int, int]], fraction: float) -> Set[int]:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
+import properties_of_boards  # noqa: F401  # enters its properties
 import properties_of_training  # noqa: F401  # enters its properties
 from properties import EXAMPLES, PROPERTIES, SLOW, attempt, shown
 

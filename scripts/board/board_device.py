@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from board_digests import record_digest
+
 START = time.monotonic()
 HERE = Path(__file__).resolve().parent
-FIELDS = ("id", "classes", "size", "parts", "variables", "head", "selections", "recipe", "offsets")  # of board.json
 COPY_AGAIN = "copy the folder of the export again"
 
 
@@ -60,6 +61,8 @@ def remove(*paths):
 
 
 def write_json(path, record):
+    """Write a record with its digest, which `read_json` checks."""
+    record = {**record, "digest": record_digest(record)}
     replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
 
 
@@ -67,21 +70,17 @@ def read_json(path, advice):
     """The record in a file; `advice` says what helps if it is damaged."""
     try:
         record = json.loads(path.read_text())
-        if not isinstance(record, dict):
-            raise ValueError("is no record")
+        if not isinstance(record, dict) or record.get("digest") != record_digest(record):
+            raise ValueError("is damaged, or of another version")
         return record
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fail(f"{path}: cannot be read: {first_line(error)}; {advice}")
 
 
 def read_record():
     """What board.json says; the files beside it are those of the export."""
-    path = HERE / "board.json"
-    record = read_json(path, COPY_AGAIN)
-    missing = [name for name in FIELDS if name not in record]
-    if missing or not record["selections"]:
-        fail(f"{path}: has no {missing[0] if missing else 'selections'}; {COPY_AGAIN}")
-    for name, expected in record.get("sha256", {}).items():
+    record = read_json(HERE / "board.json", COPY_AGAIN)
+    for name, expected in record["sha256"].items():
         try:
             digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
         except OSError as error:

@@ -137,7 +137,8 @@ class Examples:
         key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
         known = read_json(about, "remove it") if about.exists() and path.exists() else {}
         digests = known.get("digests", [])
-        if known.get("key") != key:
+        written = ((self.views - 1) * self.count + len(digests)) * self.bytes
+        if known.get("key") != key or path.stat().st_size < written:  # of other photos, or damaged
             remove(about, path)
             digests = []
         if len(digests) < self.count:

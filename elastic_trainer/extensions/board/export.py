@@ -237,6 +237,7 @@ def export_training(
         "offsets": inference.offsets if inference else None,
         "environment": environment(),
     }
+    record["digest"] = digests.record_digest(record)
     with files.alone_in(folder):
         check_folder(folder)  # another program may have exported to it in the meantime
         for name, content in contents.items():
@@ -290,6 +291,8 @@ def load_board(weights: Path) -> str:
     if folder is None or not (folder / START).is_file():
         raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
     record = files.read_json(folder / RECORD, RECORD_FIELDS)
+    if record.get("digest", "") not in ("", digests.record_digest(record)):  # older ones have none
+        raise UserError(f"{folder / RECORD}: is damaged; copy the folder of the export again")
     model = load_model(folder / START, "--load_board")
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
     unknown = {*record["variables"]} - {*variables}

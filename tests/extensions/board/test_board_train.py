@@ -15,8 +15,10 @@ from conftest import SIZE, make_small_model, make_table
 from small_boards import NAMES, changed_copy, run, weights_of
 
 import data
+from elastic_trainer.datasets.digests import record_digest
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.board.export import board_table, export_training, load_board
+from elastic_trainer.files import write_json
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.selection.schemes import FixedScheme
@@ -181,7 +183,7 @@ def test_a_deadline_chooses_the_largest_selection_that_fits(times, three_wheels,
     for step_ms, name in ((1.0, "upper"), (1e6, "head")):
         record = json.loads(times.read_text())
         record["selections"][0]["step_ms"] = step_ms
-        (folder / "times.json").write_text(json.dumps(record))
+        write_json(folder / "times.json", {**record, "digest": record_digest(record)})
         done = run(
             three_wheels, folder, "--data_dir", photos, "--output", tmp_path / name, "--deadline", 8, "--num_epochs", 1
         )
@@ -236,7 +238,11 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     with pytest.raises(UserError, match=r"few.npz: is damaged, or no weights.npz of a board"):
         load_board(tmp_path / "few.npz")
     record = json.loads((tmp_path / "board.json").read_text())
-    (tmp_path / "board.json").write_text(json.dumps({**record, "variables": ["other/kernel"]}))
+    write_json(tmp_path / "board.json", {**record, "classes": ["elk", *NAMES[1:]]})
+    with pytest.raises(UserError, match=r"board.json: is damaged; copy the folder of the export again"):
+        load_board(tmp_path / "weights.npz")
+    del record["digest"]  # an older export
+    write_json(tmp_path / "board.json", {**record, "variables": ["other/kernel"]})
     with pytest.raises(UserError, match=r"board.json: variables: the network of start.keras has no other/kernel"):
         load_board(tmp_path / "weights.npz")
 
