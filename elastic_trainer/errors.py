@@ -39,7 +39,7 @@ class Stopped(Exception):  # noqa: N818
 
 @contextmanager
 def importing(what: str) -> Iterator[None]:
-    """A block that imports packages of an extra, for `what`. Raises `UserError` if one is not installed."""
+    """A block that imports packages of an extra, for `what`. Raises `UserError` if one is missing or unusable."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -51,6 +51,9 @@ def importing(what: str) -> Iterator[None]:
         if module == "vit_keras" and sys.version_info >= (3, 12):  # which it does not allow, though it runs there
             how += " && pip install --no-deps --ignore-requires-python vit-keras==0.2.0 validators"
         raise UserError(f"{what}: needs {package}; {how}") from error
+    except Exception as error:  # such as protobuf's, which is too old for what was installed beside it
+        problem = f"a package that it needs does not fit the others: {first_line(error)}"
+        raise UserError(f"{what}: {problem}; docs/devices.md, Versions, has those that do") from error
 
 
 def first_line(error: BaseException) -> str:

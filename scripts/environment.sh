@@ -34,7 +34,7 @@ prepare_environment() {
     echo "installing ${*: -1} into $folder (a few minutes the first time)"
     local arguments=()
     for candidate in "$@"; do arguments+=(-r "$candidate"); done
-    "$python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" ${extra_requirement:+"$extra_requirement"} \
+    "$python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" $extra_requirement \
       ${constraints:+-c "$constraints"} || exit 1
     printf '%s\n' "$stamp" >"$folder/.installed-$name"
   fi

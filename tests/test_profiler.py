@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import record_trace_fixture as fixture
-from conftest import make_small_model
+from conftest import make_small_model, with_vit
 from small_runs import SETTINGS
 from traces import GRADIENT_MS, tx2_trace
 
@@ -70,7 +70,7 @@ def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.fit.selections > 5
 
 
-@pytest.mark.parametrize("name", GRADIENT_MS)
+@pytest.mark.parametrize("name", with_vit(GRADIENT_MS))
 def test_tx2_trace_gives_a_complete_table(name):
     trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")

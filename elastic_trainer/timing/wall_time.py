@@ -6,6 +6,7 @@ alternate, disturbed ones are repeated, and what slowed down all of them for a w
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -45,8 +46,9 @@ def slowdown_of_steps(slowdowns: Sequence[float], steps: int) -> np.ndarray:
     """
     if not slowdowns:
         return np.ones(steps)
-    first = np.clip(np.arange(len(slowdowns)) - 1, 0, max(len(slowdowns) - 3, 0))
-    smooth = [float(np.median(slowdowns[start : start + 3])) for start in first]
+    last = max(len(slowdowns) - 3, 0)
+    firsts = (min(max(place - 1, 0), last) for place in range(len(slowdowns)))
+    smooth = [statistics.median(slowdowns[first : first + 3]) for first in firsts]
     stretches = np.array_split(np.arange(steps), len(slowdowns))
     return np.repeat(smooth, [len(stretch) for stretch in stretches])
 

@@ -64,7 +64,7 @@ def closed_form_head(
     logits, logits_before = head.logits(features), before.logits(features)
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
     counts = np.bincount(labels, minlength=layer.units)
-    is_scaled = (counts > 0) & (counts.max() >= HELD_BACK)
+    is_scaled = (counts > 0) & (np.max(counts) >= HELD_BACK)
     return ClosedFormHead(layer, head, cross_entropy(logits, labels), accuracy, accuracy_before, is_scaled)
 
 

@@ -129,7 +129,7 @@ def chosen(losses: np.ndarray) -> Tuple[float, float]:
     """The shrinkage and the scale of the smallest of `losses`, as of `held_losses`; where all are 0, the default."""
     if not losses.any():  # no class has enough images
         return max(SHRINKAGES), 1.0
-    shrinkage, scale = np.unravel_index(losses.argmin(), losses.shape)
+    shrinkage, scale = np.unravel_index(np.argmin(losses), losses.shape)
     return SHRINKAGES[shrinkage], float(SCALES[scale])
 
 

@@ -52,7 +52,7 @@ def made_up_problem(tensors: int, seed: int = 0) -> SelectionProblem:
     t_dw = np.where(kind == 2, rng.lognormal(0.5, 0.8, tensors), rng.lognormal(-3, 0.5, tensors))
     importance = rng.exponential(1, tensors) * np.where(kind == 2, 1.0, 0.2)
     importance[rng.random(tensors) < 0.1] *= -1
-    return SelectionProblem(t_dy, t_dw, importance / importance.max(), RHO * float(t_dy.sum() + t_dw.sum()))
+    return SelectionProblem(t_dy, t_dw, importance / np.max(importance), RHO * float(t_dy.sum() + t_dw.sum()))
 
 
 class Optimum(NamedTuple):

@@ -57,7 +57,7 @@ def fit(network, examples, places, has_time):
         return None
     total = FeatureSums.together([*sums.values()])
     is_scaled = (total.counts > 0) & (total.counts.max() >= HELD_BACK)
-    return total.head(*chosen(losses)), not heads or losses.min() < loss_before, is_scaled
+    return total.head(*chosen(losses)), not heads or np.min(losses) < loss_before, is_scaled
 
 
 def set_head(network, places, state, head):

@@ -194,6 +194,12 @@ def test_a_model_whose_package_is_missing_is_refused_in_a_line_that_names_the_ex
     assert str(caught.value).partition("0.2.0")[0] == line
 
 
+def test_packages_that_do_not_fit_each_other_are_reported_in_a_line():
+    line = r"^data.py: a package .* the others: gencode 6 runtime 5; docs/devices.md"
+    with pytest.raises(UserError, match=line), errors.importing("data.py"):
+        raise RuntimeError("gencode 6 runtime 5\nmore")
+
+
 def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):
     scores = (0.5, 0.5, float("nan"), 0.4, 0.7)
     best, kept = None, []

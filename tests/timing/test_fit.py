@@ -73,7 +73,7 @@ def test_the_cheaper_way_equals_a_naive_comparison_and_never_gets_cheaper_with_d
     rng = np.random.default_rng(seed)
     t_fw_ms, features_mb = rng.exponential(size=12) * (rng.random(12) < 0.7), rng.exponential(size=12) * copies
     fit = Fit(0.0, 1.0, 1.0, 0.8, None, None, 0, 0, reading_factor=0.5, writing_factor=0.7)
-    preprocessing_ms, misses = rng.choice([0.0, 0.5]), float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0]))
+    preprocessing_ms, misses = float(rng.choice([0.0, 0.5])), float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0]))
     recomputed_ms, prefix_ms = (0.8 * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
     costs = fit.forward_costs(t_fw_ms, preprocessing_ms, features_mb, misses)
     for depth in range(13):

@@ -126,7 +126,7 @@ class Records:
         counts = np.zeros(len(self._names))
         for row in self.boards:
             counts[row[PLACES]] += 1
-        return float(counts.min() / len(self.boards)) if self.boards else 0.0
+        return float(np.min(counts) / len(self.boards)) if self.boards else 0.0
 
     def _draw(self, folder: Path, number: int, kind: str, row: dict[str, Any]) -> None:
         """Write a point of TensorBoard's curves at a round, for each number in a row.
