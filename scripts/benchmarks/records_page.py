@@ -25,7 +25,7 @@ HEAD = """# Records of the benchmarks
 Made from the records by `scripts/benchmarks/records_page.py`. What they mean is in `docs/`. The log there has the
 numbers of earlier series; their records are in this repository's commits 81e50d2 and 7c392c8.
 
-| record | network | what | result | rounds | processor |
+| record | network | what | result | rounds | commit |
 |---|---|---|---|---|---|
 """
 
@@ -65,9 +65,8 @@ def page() -> str:
         result = "; ".join(f"{key} {_shown(record[key])}" for key in keys if key in record).replace("_", " ")
         network = model_label(record["model_name"], record["alpha"]) if "model_name" in record else ""
         pixels = f" {record['input_size']}×{record['input_size']}, batch {record['batch_size']}" if network else ""
-        environment = record["environment"]
-        machine = environment["processor"] + (f", {environment['commit']}" if environment.get("commit") else "")
-        cells = [path.name, network + pixels, record.get("note", ""), result, str(record.get("rounds", "")), machine]
+        rounds, commit = str(record.get("rounds", "")), record["environment"].get("commit") or ""
+        cells = [path.name, network + pixels, record.get("note", ""), result, rounds, commit]
         rows.append(f"| {' | '.join(cells)} |\n")
     return HEAD + "".join(rows)
 
