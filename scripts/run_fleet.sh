@@ -32,7 +32,8 @@ until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done &
 table=$!
 join 1 1
 "$python" fleet.py serve --boards 3 --rounds 8 --round_seconds 4 --port "$port" --logdir $logdir --run_name server \
-  --overwrite &
+  --overwrite --dataset_name image_folder --data_dir $logdir/photos/all --model_name mobilenetv2 --alpha 0.35 \
+  --input_size 64 --batch_size 16 --augment none --weights weights/mobilenetv2_0.35_glyphs.weights.h5 &
 server=$!
 boards+=("$server" "$table")
 wait -n "$table" "$server"

@@ -42,7 +42,7 @@ from common import Setting
 sys.path.insert(0, str(common.ROOT / "scripts" / "study"))
 sys.path.insert(0, str(common.ROOT / "scripts" / "tools"))
 
-from digits_on_boards import own_digits, owners
+from digits_on_boards import own_digits, owners, write_all
 from study_data import INPUT_SIZES, person_of, split_folder
 
 import data
@@ -62,6 +62,7 @@ from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup
 from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
+from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import existing_file, folder
 from elastic_trainer.timing.table import TimingTable
@@ -140,12 +141,16 @@ def by_class(labels: np.ndarray, seed: int, boards: int) -> tuple[list[np.ndarra
 def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
     """A fleet as `fleet.py simulate` trains it."""
     words = ["simulate", "--rounds", args.fleet_rounds, "--seed", seed, "--logdir", args.logdir]
-    if args.data_set != DIGITS:
+    if args.data_set == DIGITS:
+        photos, weights, size = args.logdir / "digits", GLYPH_WEIGHTS, 64
+        write_all(photos)
+        words += ["--augment", "none"]
+    else:
         photos = split_folder(args.data_root, args.data_set, "test", args.logdir / "data_sets")
-        words += ["--dataset_name", "image_folder", "--data_dir", photos, "--weights", args.weights]
-        words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size"]
-        words += [args.input_size or INPUT_SIZES[args.data_set]]
-        words += ["--batch_size", args.batch_size]
+        weights, size = args.weights, args.input_size or INPUT_SIZES[args.data_set]
+    words += ["--dataset_name", "image_folder", "--data_dir", photos, "--weights", weights]
+    words += ["--model_name", "mobilenetv2", "--alpha", args.alpha, "--input_size", size]
+    words += ["--batch_size", args.batch_size]
     command = parse_fleet([str(word) for word in words])
     assert isinstance(command, ServeCommand)
     return command

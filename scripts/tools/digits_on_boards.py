@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Write the handwritten digits as photos of several boards, unevenly by class: for a fleet on one machine.
 
-All boards have the first digits in equal parts, and each has digits that no other board has. Those of the last board,
-the slowest of the fleet, are rare. Only training images are written; a server with `--dataset_name digits` tests on the
-others.
+They are dark ink on white paper, which the demo's weights have not seen. All boards have the first digits in equal
+parts, and each has digits that no other board has. Those of the last board, the slowest of the fleet, are rare. Boards
+get training images alone; a server tests on those of the folder `all`.
 
     python scripts/tools/digits_on_boards.py logs/fleet/photos --boards 3
 """
@@ -11,7 +11,9 @@ others.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -46,21 +48,35 @@ def owners(labels: np.ndarray, boards: int) -> np.ndarray:
     return places
 
 
+def write_photos(folder: Path, examples: Iterable[tuple[Any, int]]) -> None:
+    """Write each image, as dark ink on white paper, into the folder of its label, unless it is there."""
+    for number, (pixels, label) in enumerate(examples):
+        path = folder / str(label) / f"{number:04}.png"
+        if not path.exists():
+            with atomic_path(path) as temporary:
+                Image.fromarray(255 - np.asarray(pixels)).save(temporary)
+
+
+def write_all(folder: Path) -> None:
+    """Write the images of all boards to `train`, and those to test on to `test`."""
+    digits = read_digits()
+    for name, part in (("train", digits.train), ("test", digits.test)):
+        write_photos(folder / name, part.examples())
+
+
 def main() -> None:
     parser = OneLineParser(prog="digits_on_boards.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("output", type=folder, metavar="DIR", help="gets a folder board-1, board-2, … for each board")
+    parser.add_argument("output", type=folder, metavar="DIR", help="gets folders board-1, board-2, … and all")
     parser.add_argument("--boards", type=whole_number(1, 3), default=3, metavar="N", help="default: %(default)s")
     args = parser.parse_args()
     examples = [*read_digits().train.examples()]
     places = owners(np.array([label for _, label in examples]), args.boards)
-    for number, ((pixels, label), board) in enumerate(zip(examples, places, strict=True)):
-        path = args.output / f"board-{board + 1}" / str(label) / f"{number:04}.png"
-        if board >= 0 and not path.exists():
-            with atomic_path(path) as temporary:
-                Image.fromarray(np.asarray(pixels)).save(temporary)
+    write_all(args.output / "all")
     for board in range(args.boards):
-        labels = [label for (_, label), place in zip(examples, places, strict=True) if place == board]
-        print(f"{args.output / f'board-{board + 1}'}: {len(labels)} images, digits {sorted({*labels})}")
+        mine = [example for example, place in zip(examples, places, strict=True) if place == board]
+        write_photos(args.output / f"board-{board + 1}", mine)
+        labels = sorted({label for _, label in mine})
+        print(f"{args.output / f'board-{board + 1}'}: {len(mine)} images, digits {labels}")
 
 
 if __name__ == "__main__":
