@@ -305,7 +305,7 @@ def load_board(weights: Path) -> str:
                     raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
                 for index, name in enumerate(record["variables"]):
                     variables[name].assign(file[f"weights_{index}"])
-        except (KeyError, EOFError, zipfile.BadZipFile, zlib.error, UnpicklingError) as error:
+        except (KeyError, EOFError, zipfile.BadZipFile, zlib.error, UnpicklingError, NotImplementedError) as error:
             raise ValueError("is damaged, or no weights.npz of a board; copy it again") from error
     check_finite(model, f"--load_board {weights}")
     with files.atomic_path(weights.with_name(TRAINED)) as temporary:
