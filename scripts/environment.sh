@@ -34,6 +34,7 @@ prepare_environment() {
     echo "installing ${*: -1} into $folder (a few minutes the first time)"
     local arguments=()
     for candidate in "$@"; do arguments+=(-r "$candidate"); done
+    # $extra_requirement may be several words.
     "$python" -m pip install --quiet --disable-pip-version-check "${arguments[@]}" $extra_requirement \
       ${constraints:+-c "$constraints"} || exit 1
     printf '%s\n' "$stamp" >"$folder/.installed-$name"

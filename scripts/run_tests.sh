@@ -12,11 +12,12 @@ if [[ ${1:-} == --tensorflow ]]; then
   version=${2:?--tensorflow needs a version, such as 2.16.2}
   shift 2
   extra_requirement="tensorflow==$version"
-  # Of other packages, what TensorFlow up to 2.19 needs without saying so (docs/devices.md).
-  [[ $version == 2.1[6-9].* ]] && extra_requirement+=" tensorflow-metadata<1.18 setuptools<82"
   constraints=""  # only the two ends of the range are pinned
   [[ $version == 2.16.* ]] && constraints=constraints-oldest.txt
-  [[ $version == 2.1[6-9].* ]] && newest_minor=12
+  if [[ $version == 2.1[6-9].* ]]; then
+    newest_minor=12
+    extra_requirement+=" tensorflow-metadata<1.18 setuptools<82"  # which it needs without saying so (docs/devices.md)
+  fi
   prepare_environment ".venv-tensorflow-$version" "$constraints" requirements.txt requirements-dev.txt
   "$python" -c 'import importlib.metadata as m; print("TensorFlow", m.version("tensorflow"), "Keras", m.version("keras"))'
 else

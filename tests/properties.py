@@ -53,17 +53,12 @@ from elastic_trainer.timing.trace import read_trace
 
 TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
 PROPERTIES: dict[str, Callable[[], Any]] = {}  # each makes a function that Hypothesis calls
-SLOW = {  # seconds for an example
-    *("exactly_what_is_selected_trains_as_in_plain_keras", "fit_at_rho_1_is_plain_fit"),
-    "a_run_ends_as_without_power_cuts_signals_full_disks_and_jumps_of_the_clock",
-    *("a_damaged_board_folder_is_refused_or_trains", "a_board_folder_with_another_field_is_refused_or_trains"),
-    "what_a_board_trained_is_loaded_or_refused",
-}
+SLOW: set[str] = set()  # those that take seconds for an example
 EXAMPLES: Counter[str] = Counter()  # tried so far, by property
 
 
-def property_of(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enters a function of inputs from these strategies into `PROPERTIES`."""
+def property_of(*strategies: Any, is_slow: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Enters a function of inputs from these strategies into `PROPERTIES`, and into `SLOW` if it is."""
 
     def enter(function: Callable[..., None]) -> Callable[..., None]:
         name = function.__name__
@@ -74,6 +69,8 @@ def property_of(*strategies: Any) -> Callable[[Callable[..., None]], Callable[..
             function(*args, **inputs)
 
         PROPERTIES[name] = lambda: hypothesis.given(*strategies)(counted)
+        if is_slow:
+            SLOW.add(name)
         return function
 
     return enter

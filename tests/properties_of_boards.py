@@ -45,17 +45,20 @@ def stopped_run() -> tuple[Path, dict[str, bytes]]:
     return folder, {name: (folder / name).read_bytes() for name in names}
 
 
-def use_board(changed: dict[str, bytes], *words: str) -> None:
-    """Train with files that were changed: it ends with finite weights, or is refused in a line and keeps what is saved.
-
-    Then its weights are loaded into the network, or refused.
-    """
+def changed_folder(changed: dict[str, bytes]) -> tuple[Path, dict[str, bytes]]:
+    """The folder of the run as it was stopped, but for these files; and its files."""
     folder, contents = stopped_run()
     contents = {**contents, **changed}
     shutil.rmtree(folder / "out")
     (folder / "out").mkdir()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
+    return folder, contents
+
+
+def use_board(changed: dict[str, bytes], *words: str) -> None:
+    """Train with changed files: it ends with finite weights, or is refused in a line and keeps what is saved."""
+    folder, contents = changed_folder(changed)
     done = board_train(folder, *words)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -68,22 +71,22 @@ def use_board(changed: dict[str, bytes], *words: str) -> None:
         assert 0 <= json.loads((folder / "out" / "result.json").read_bytes())["best_accuracy"] <= 1
 
 
-@property_of(st.sampled_from(["train.tflite", "inference.tflite", "out/features.bin", *RECORDS, *SAVED]), DAMAGES)
+@property_of(
+    st.sampled_from(["train.tflite", "inference.tflite", "out/features.bin", *RECORDS, *SAVED]), DAMAGES, is_slow=True
+)
 def a_damaged_board_folder_is_refused_or_trains(name: str, damage: Damage) -> None:
     use_board({name: damage(stopped_run()[1][name])}, "--resume")
 
 
-@property_of(st.sampled_from(RECORDS), FIELD_CHANGES, st.booleans())
+@property_of(st.sampled_from(RECORDS), FIELD_CHANGES, st.booleans(), is_slow=True)
 def a_board_folder_with_another_field_is_refused_or_trains(name: str, change: FieldChange, is_new: bool) -> None:
     changed = json.dumps(change(json.loads(stopped_run()[1][name]))).encode()
     use_board({name: changed}, *(["--overwrite", "--deadline", "60"] if is_new else ["--resume"]))
 
 
-@property_of(st.sampled_from(["board.json", "start.keras", "out/weights.npz"]), DAMAGES)
+@property_of(st.sampled_from(["board.json", "start.keras", "out/weights.npz"]), DAMAGES, is_slow=True)
 def what_a_board_trained_is_loaded_or_refused(name: str, damage: Damage) -> None:
-    folder, contents = stopped_run()
-    for one, content in {**contents, name: damage(contents[name])}.items():
-        (folder / one).write_bytes(content)
+    folder, contents = changed_folder({name: damage(stopped_run()[1][name])})
     with one_line():
         load_board(folder / "out" / "weights.npz")
-    assert (folder / "out" / "weights.npz").exists()
+    assert {one: (folder / one).read_bytes() for one in contents} == contents

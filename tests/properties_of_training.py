@@ -168,7 +168,7 @@ def plain_steps(model: keras.Model, mask: np.ndarray, batches: list[Any]) -> lis
     return losses
 
 
-@property_of(NETWORKS, st.floats(0.05, 1), st.integers(0, 2**32 - 1), st.booleans())
+@property_of(NETWORKS, st.floats(0.05, 1), st.integers(0, 2**32 - 1), st.booleans(), is_slow=True)
 def exactly_what_is_selected_trains_as_in_plain_keras(
     network: Network, share: float, seed: int, is_upper: bool
 ) -> None:
@@ -206,7 +206,9 @@ def exactly_what_is_selected_trains_as_in_plain_keras(
                 np.testing.assert_array_equal(found, old, err_msg=variable.path)
 
 
-@property_of(NETWORKS, st.sampled_from(["sgd", "momentum", "adam", "adamw", "clipped"]), st.sampled_from([1, 3]))
+@property_of(
+    NETWORKS, st.sampled_from(["sgd", "momentum", "adam", "adamw", "clipped"]), st.sampled_from([1, 3]), is_slow=True
+)
 def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execution: int) -> None:
     x, y = some_images(8, 10), np.arange(10) % 3
     results = []
@@ -285,7 +287,7 @@ FAULTS = st.lists(
 _unbroken: dict[bool, Any] = {}
 
 
-@property_of(FAULTS, st.booleans(), st.sampled_from([1, 4]))
+@property_of(FAULTS, st.booleans(), st.sampled_from([1, 4]), is_slow=True)
 def a_run_ends_as_without_power_cuts_signals_full_disks_and_jumps_of_the_clock(
     faults: list[Fault], elastic: bool, every: int
 ) -> None:

@@ -1,5 +1,6 @@
-"""Digests by which a photo is known again, of its coded pixels, whatever the name, place and metadata of its file;
-and by which damage of a record is found.
+"""Digests by which photos are known again, and damage of a board's records is found.
+
+A photo's is of its coded pixels, whatever the name, place and metadata of its file.
 
 A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.6 on.
 """

@@ -142,8 +142,7 @@ def command_of(args: argparse.Namespace, seed: int) -> ServeCommand:
     """A fleet as `fleet.py simulate` trains it."""
     words = ["simulate", "--rounds", args.fleet_rounds, "--seed", seed, "--logdir", args.logdir]
     if args.data_set == DIGITS:
-        photos, weights, size = args.logdir / "digits", GLYPH_WEIGHTS, 64
-        write_all(photos)
+        photos, weights, size = args.logdir / DIGITS, GLYPH_WEIGHTS, 64
         words += ["--augment", "none"]
     else:
         photos = split_folder(args.data_root, args.data_set, "test", args.logdir / "data_sets")
@@ -273,6 +272,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     args.logdir = args.logdir.absolute()
     if args.data_set != DIGITS and None in (args.data_root, args.weights):
         raise UserError(f"--data_set {args.data_set}: needs --data_root and --weights")
+    if args.data_set == DIGITS:
+        write_all(args.logdir / DIGITS)
     photos, training = _prepared(args, command_of(args, 0))
     model = models.build(training.network)
     table = resolve(training, model, lambda *_: photos).table
