@@ -42,6 +42,12 @@ def test_the_package_shows_its_names_without_tensorflow():
     assert modules_after(code) & {*OURS, "tensorflow", "keras"} == {"elastic_trainer"}
 
 
+@pytest.mark.parametrize("script", ["demo", "run_figure"])
+def test_scripts_load_tensorflow_only_when_they_can_hide_its_lines(script):
+    code = f"import sys; sys.path.insert(0, 'scripts/figures'); import {script}"
+    assert not modules_after(code) & {"tensorflow", "keras"}
+
+
 MISTAKES = {
     "main": (
         ["--rho", "7"],

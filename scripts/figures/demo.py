@@ -28,8 +28,6 @@ from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import GLYPH_HEAD
 from elastic_trainer.options import whole_number
-from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.progress import ProgressBar
 
 BEFORE, HEAD, ELASTIC, FULL = "as_it_comes", "closed_form_head", "elastic_training_upper_part", "full_training"
 EPOCHS = {ELASTIC: 10, FULL: 24}
@@ -40,7 +38,6 @@ LABELS = {
     ELASTIC: "ElasticTrainer, upper part, ρ = 0.5",
     FULL: "full training",
 }
-EVERY = 0.5  # seconds of training between two tests
 PHOTOS = """
 On photos, ElasticTrainer was 0.3 to 1.1 points better than full training in a third of its time (docs/results.md).
 Put yours into photos/<class>/*.jpg; in five minutes, this makes a model of them for TensorFlow Lite:
@@ -48,27 +45,6 @@ Put yours into photos/<class>/*.jpg; in five minutes, this makes a model of them
     .venv/bin/python main.py --dataset_name image_folder --data_dir photos --deadline 5m --run_name mine --export tflite
 """
 Points = Sequence[tuple[float, float]]  # seconds, test accuracy in %
-
-
-class Curve(Listener):
-    """Tests while a run trains, and at its end; the clock of training stands meanwhile."""
-
-    def __init__(self, start: float, percent: float) -> None:
-        self._start, self._next, self.points = start, EVERY, [(0.0, percent)]
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        now, start = self._seconds(), time.perf_counter()
-        if now >= self._next:
-            with self.trainer.history.clocks.paused("training"):
-                results = self.trainer.training.evaluation(self.trainer.data.test())
-            self.points.append((now, 100 * results["accuracy"]))
-            self._next = now + max(EVERY, time.perf_counter() - start)  # a slow device tests less often
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self.points.append((self._seconds(), 100 * self.trainer.history.epochs[-1]["test_accuracy"]))
-
-    def _seconds(self) -> float:
-        return self._start + self.trainer.history.clocks.seconds("training")
 
 
 def main() -> None:
@@ -88,8 +64,11 @@ def main() -> None:
 def measure(seed: int) -> dict[str, Points]:
     """The points of each way to go on, by the names of `LABELS`."""
     load_tensorflow()
+    from demo_curve import Curve
+
     import data
     import models
+    from elastic_trainer.runs.progress import ProgressBar
     from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.measuring import idle_training
     from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
