@@ -197,7 +197,7 @@ def folded_batch_norm(
     calls: dict[Any, Any] = {}
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
     for pair in pairs:
-        with tf.name_scope(getattr(pair.layer, "path", pair.layer.name)):  # Keras 3.3 has no path
+        with tf.name_scope(pair.layer.path or pair.layer.name):
             kernel, bias = (value(pair, *part) for part in pair.parts)
         calls[pair.layer] = _folded_call(pair, kernel, bias, with_products, rows)
         calls[pair.norm] = _identity

@@ -17,7 +17,7 @@ from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import current_rate, unscaled
+from elastic_trainer.training.optimizers import unscaled
 from elastic_trainer.training.state import not_finite
 from elastic_trainer.training.step import AllGradients, drop_missing, one_replica
 
@@ -96,7 +96,7 @@ class ImportanceEvaluator:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
         variables, inner = self._model.trainable_variables, unscaled(optimizer)
         if getattr(inner, "gradient_accumulation_steps", None):  # most calls update nothing
-            return [-current_rate(inner) * gradient for gradient in gradients]
+            return [-float(inner.learning_rate) * gradient for gradient in gradients]
         with restored([*variables, *optimizer.variables]) as before:
             with one_replica(optimizer):
                 inner.apply(*drop_missing(gradients, variables))
@@ -107,7 +107,7 @@ class ImportanceEvaluator:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The gradients on a batch after (a share of) the update on it, and that update."""
         variables, gradients = self._model.trainable_variables, self._gradients_on(batch)
-        share = min(1.0, TRIAL_RATE / max(current_rate(unscaled(optimizer)), 1e-30))
+        share = min(1.0, TRIAL_RATE / max(float(unscaled(optimizer).learning_rate), 1e-30))
         updates = self._updates(optimizer, gradients)
         with restored(variables):
             for variable, update in zip(variables, updates, strict=True):

@@ -217,11 +217,6 @@ def end_schedule_at(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
         rate.end_at(steps)
 
 
-def current_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """The learning rate of the next step. Of Keras 3.3, `float(optimizer.learning_rate)` fails."""
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-
-
 def in_float16() -> bool:
     """Whether new networks compute in float16."""
     return keras.config.dtype_policy().name == "mixed_float16"

@@ -20,7 +20,7 @@ from elastic_trainer.task import CompiledTask, Task
 from elastic_trainer.training.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.training.evaluation import Evaluation
 from elastic_trainer.training.features import FeatureCache
-from elastic_trainer.training.optimizers import current_rate, unscaled
+from elastic_trainer.training.optimizers import unscaled
 from elastic_trainer.training.prefix import SplitStep
 from elastic_trainer.training.step import TrainStep, as_numbers
 
@@ -45,7 +45,7 @@ def not_finite(what: str, updates: int, task: Task, optimizer: keras.optimizers.
     """
     rate = unscaled(optimizer)._learning_rate
     at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
-    now = current_rate(optimizer)
+    now = float(optimizer.learning_rate)
     if updates and at_start:
         others = f", or check {task.suspects}" if isinstance(task, CompiledTask) else ""
         return UserError(f"{what} with learning rate {now:g}; lower --learning_rate{others}")

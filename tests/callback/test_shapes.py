@@ -211,7 +211,7 @@ def trained(make, rho):
     model.compile("adam", None if y is None else CLASSES)
     data = tf.data.Dataset.from_tensor_slices(x if y is None else (tuple(x) if isinstance(x, list) else x, y)).batch(4)
     if not model.built:
-        model(tf.constant(x[:4]))  # Keras 3.3 makes floats of NumPy's integers
+        model(x[:4])
     before, callbacks = [one.numpy() for one in model.trainable_variables], []
     if rho is not None:
         scheme = "elastic_training_upper_part"

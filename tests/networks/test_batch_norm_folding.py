@@ -157,7 +157,8 @@ def assert_same(model, rtol):
     logits, gradients = logits_and_gradients(model, images, folded_batch_norm(model))
     plain_logits, plain_gradients = logits_and_gradients(model, images, nullcontext())
     for got, expected in zip([logits, *gradients], [plain_logits, *plain_gradients], strict=True):
-        np.testing.assert_allclose(got, expected, atol=rtol * np.abs(expected).max() + 1e-7)
+        limit = rtol * np.abs(expected).max().astype(np.float32) + 1e-7
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), atol=limit)
 
 
 @pytest.mark.parametrize("name", BODIES)
