@@ -26,7 +26,7 @@ from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
 from elastic_trainer.options import duration_text
 from elastic_trainer.registry import DATASETS, EXPORTERS, RETIMED, SCHEMES
 from elastic_trainer.runs.reader import is_run
-from elastic_trainer.selection.budget import RhoBudget, TimeBudget
+from elastic_trainer.selection.budget import RhoBudget, TimeBudget, first_misses, smallest_rho
 from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, RunTime
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.plan import RunPlanner
@@ -243,7 +243,7 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
     if table.doubt is not None:
         print(table.warning(used))
     table = table.in_parts(command.network.batch_size // network.batch_size)
-    if settings.deadline is None:  # whether features can be cached is not known yet
+    if settings.deadline is None and "rho" not in command.open:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
     if table.memory is None and settings.memory is None:  # an earlier table cannot keep to a limit
         steps.memory.limit_mb = math.inf
@@ -292,6 +292,9 @@ def _choose_length(
     passed; `export_seconds` of it are for the export.
     """
     given, settings, deadline = command, command.training, command.training.deadline
+    if "rho" in command.open:
+        command = _with_feasible_rho(command, model, data, table)
+        settings = command.training
     if deadline is None or "num_epochs" not in command.open:
         return command, make_budget(model, data, settings, table, elapsed, export_seconds)
     most = max(settings.num_epochs, math.ceil(ENOUGH_STEPS / data.steps_per_epoch))  # epochs that are enough
@@ -311,6 +314,17 @@ def _choose_length(
     if settings.interval >= settings.num_epochs:
         budget.lengthen_to(min(most, int(settings.interval)) * data.steps_per_epoch)
     return command, budget
+
+
+def _with_feasible_rho(command: TrainCommand, model: keras.Model, data: ImageData, table: TimingTable) -> TrainCommand:
+    """A copy whose rho suffices for the head, if the default does not."""
+    settings = command.training
+    smallest = smallest_rho(table, head_mask(model), first_misses(data, settings))
+    if settings.rho >= smallest:
+        return command
+    rho = min(math.ceil(100 * smallest) / 100, 1.0)
+    print(f"--rho is {rho:g}, not {settings.rho:g}: training the head alone takes {smallest:.1%} of a full step here")
+    return command.choose(rho=rho)
 
 
 def _without_steps(command: TrainCommand, why: str) -> TrainCommand:

@@ -70,6 +70,8 @@ def _open_names(args: argparse.Namespace, unset: set[str]) -> set[str]:
     names = set()
     if args.deadline is not None and {"num_epochs", "max_steps"} <= unset:
         names |= {"num_epochs", "interval"}
+    if args.deadline is None and SCHEMES[args.train_type].is_elastic:
+        names.add("rho")
     if DATASETS[args.dataset_name].count_images is not None:
         names.add("batch_size")
     if args.recipe == "robust" and SCHEMES[args.train_type].takes("micro_batch") and trains_here:

@@ -23,6 +23,13 @@ HELD_BACK = 5  # one image in HELD_BACK of each class
 NO_IMAGES = -1e4  # bias of a class without images
 
 
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Of matrices. On some Arm processors NumPy warns of errors in it that did not happen (its issue 28687)."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        result: np.ndarray = left @ right
+    return result
+
+
 class Head(NamedTuple):
     """A dense layer: float32 `kernel` [features, classes] and `bias` [classes]."""
 
@@ -31,8 +38,7 @@ class Head(NamedTuple):
 
     def logits(self, features: np.ndarray) -> np.ndarray:
         """Of features [n, features]: [n, classes]."""
-        result: np.ndarray = features @ self.kernel + self.bias
-        return result
+        return product(features, self.kernel) + self.bias
 
 
 class FeatureSums(NamedTuple):
@@ -54,7 +60,8 @@ class FeatureSums(NamedTuple):
         np.add.at(means, labels, centred)
         means /= np.maximum(counts, 1)[:, None].astype(np.float32)
         centred -= means[labels]
-        return cls(counts, np.where(counts[:, None], means.astype(np.float64) + centre, 0.0), centred.T @ centred)
+        means = np.where(counts[:, None], means.astype(np.float64) + centre, 0.0)
+        return cls(counts, means, product(centred.T, centred))
 
     @classmethod
     def together(cls, parts: Sequence["FeatureSums"]) -> "FeatureSums":
@@ -65,7 +72,7 @@ class FeatureSums(NamedTuple):
         within = np.asarray(np.sum([part.within for part in parts], axis=0, dtype=np.float32))
         for part in parts:
             apart = (np.sqrt(part.counts)[:, None] * (part.means - means)).astype(np.float32)
-            within += apart.T @ apart
+            within += product(apart.T, apart)
         return cls(counts, means, within)
 
     def heads(self, shrinkages: Sequence[float]) -> List[Head]:

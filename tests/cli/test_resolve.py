@@ -22,6 +22,7 @@ from elastic_trainer.memory import budget
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
+from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import table_folder
 from main import train_run
@@ -152,6 +153,18 @@ def test_a_given_number_of_epochs_that_a_deadline_does_not_allow_is_refused(word
         UserError, match=r"--deadline 0.5s: .*no time to measure a timing table; first run: python prof"
     ):
         train_run(parse_training([*without_table(words, tmp_path), *given]))
+
+
+def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_refused(words, capsys, monkeypatch):
+    for module in (resolving, time_budget):
+        monkeypatch.setattr(module, "smallest_rho", lambda *_: 0.7341)
+    few = [*words, "tight", "--max_steps", "2"]
+    train_run(parse_training(few))
+    assert "--rho is 0.74, not 0.5: training the head alone takes 73.4% of a full step here" in capsys.readouterr().out
+    assert summary_of(words, "tight")["rho"] == 0.74
+    train_run(parse_training([*few, "--resume"]))
+    with pytest.raises(UserError, match=r"--rho 0\.5: training the head alone .*; give at least 0\.735"):
+        train_run(parse_training([*few, "--overwrite", "--rho", "0.5"]))
 
 
 def test_the_closed_form_head_alone_trains_nothing_else(words):
