@@ -20,8 +20,11 @@ if Path(sys.argv[0]).absolute().parent == Path(__file__).parent and signal.getsi
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+FULL_DISK = errno.ENOSPC, errno.EDQUOT
+
+
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`. Exit with status 2 after an error that `_report` prints."""
+    """Run a command line's `main`. Exit with `_status` after an error that `_report` prints."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -36,28 +39,34 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if not _report(error):
             raise
-        sys.exit(2)
+        sys.exit(_status(error))
     sys.exit(0)
 
 
 def run_each(*steps: Callable[[], object]) -> None:
-    """Run all `steps`, also after one that fails. Report failures like `run_cli`, and exit with status 2 at the end.
+    """Run all `steps`, also after one that fails. Report failures like `run_cli`, and exit with their highest status.
 
     Raises:
         Exception: the last error that `_report` does not print, after all steps.
     """
-    failed, defect = False, None
+    status, defect = 0, None
     for step in steps:
         try:
             step()
         except Exception as error:
-            failed = True
+            status = max(status, _status(error))
             if not _report(error):
                 defect = error
     if defect is not None:
         raise defect
-    if failed:
-        sys.exit(2)
+    if status:
+        sys.exit(status)
+
+
+def _status(error: Exception) -> int:
+    """2: the command has to be changed; 1: it may succeed as it is, once there is room on the disk."""
+    cause = error.__cause__
+    return 1 if isinstance(cause, OSError) and cause.errno in FULL_DISK else 2
 
 
 def warn(message: str) -> None:

@@ -39,6 +39,9 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
         full_disk()
     assert json.loads(path.read_text()) == {"old": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+    for run in (utils.run_cli, utils.run_each):
+        with pytest.raises(SystemExit, match="1"):  # it may succeed as it is, once there is room
+            run(full_disk)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,16 +48,20 @@ def machine(logdir: Path) -> Iterator[Boot]:
         (memory / "changed").mkdir()
         (memory / "work").mkdir()
         layers = f"lowerdir=/,upperdir={memory}/changed,workdir={memory}/work"
-        with mounted("overlay", layers, memory / "root") as root:
+        with mounted("overlay", layers, memory / "root") as root, contextlib.ExitStack() as stack:
 
             def boot(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
                 install_unit(root / "etc/systemd/system", [sys.executable, ROOT / script, *arguments], log)
+                while not subprocess.call(["pgrep", "-f", f"directory={root}"], stdout=subprocess.DEVNULL):
+                    time.sleep(0.1)  # what was killed is still ending
                 # Where `unshare` is killed, all that it started is.
                 words = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "systemd-nspawn", "--quiet"]
                 words += ["--register=no", "--keep-unit", "--link-journal=no", "--console=pipe", f"--bind={logdir}"]
                 words += [f"--directory={root}", "--boot"]
                 with log.open("ab") as file:
-                    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file)
+                    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file)
+                stack.callback(process.kill)
+                return process
 
             yield boot
 

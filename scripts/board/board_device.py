@@ -1,6 +1,7 @@
 """Files, messages and time of a board. Part of board_train.py; Python alone."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -18,8 +19,11 @@ COPY_AGAIN = "copy the folder of the export again"
 
 
 def fail(text):
+    """End with one line. Status 2: the command has to be changed; 1: the disk is full, so it may succeed as it is."""
+    error = sys.exc_info()[1]
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     print(f"\rboard_train.py: error: {text}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(1 if is_full else 2)
 
 
 def first_line(error):
