@@ -65,8 +65,9 @@ def run_each(*steps: Callable[[], object]) -> None:
 
 def _status(error: Exception) -> int:
     """2: the command has to be changed; 1: it may succeed as it is, once there is room on the disk."""
-    cause = error.__cause__
-    return 1 if isinstance(cause, OSError) and cause.errno in FULL_DISK else 2
+    cause = error.__cause__  # TensorFlow's file of events raises the second
+    is_full = getattr(cause, "errno", None) in FULL_DISK or type(cause).__name__ == "ResourceExhaustedError"
+    return 1 if is_full else 2
 
 
 def warn(message: str) -> None:

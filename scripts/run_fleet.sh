@@ -40,6 +40,6 @@ wait -n "$table" "$server"
 join 2 5
 join 3 15
 wait "$server"
-"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 16 --seeds 1 --logdir $logdir/rules \
+"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 12 --seeds 1 --logdir $logdir/rules \
   2>$logdir/rules.log | tail -1 >$logdir/rules.json || { tail -5 $logdir/rules.log >&2; exit 1; }
 "$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet --rules $logdir/rules.json

@@ -22,8 +22,12 @@ from elastic_trainer.errors import UserError
 
 Boot = Callable[..., "subprocess.Popen[bytes]"]
 PAGE = ROOT / "docs" / "small_boards.md"
-# The machine is switched off when the run has ended, or is refused; not when it is started again.
-ENDS = "[Unit]\nSuccessAction=exit\nFailureAction=exit\n[Service]\nStandardOutput=append:{log}\nStandardError=inherit\n"
+# The machine is switched off when the run has ended or is refused; not when it is started again.
+ENDS = """[Service]
+ExecStopPost=/bin/sh -c 'case $$EXIT_STATUS in 0|2) systemctl exit $$EXIT_STATUS;; esac'
+StandardOutput=append:{log}
+StandardError=inherit
+"""
 
 
 @contextlib.contextmanager

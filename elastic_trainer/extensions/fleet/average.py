@@ -8,7 +8,7 @@ import numpy as np
 
 from elastic_trainer.extensions.fleet.messages import Result, Update
 
-MAX_FACTOR = 4.0  # by which normalising may multiply a change: the change of a single step is mostly noise
+MAX_FACTOR = 2.0  # by which normalising may multiply a change: that of few steps is mostly noise (docs/log/fleet.md)
 
 
 class OwnAverage:
