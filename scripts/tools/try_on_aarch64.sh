@@ -4,7 +4,9 @@
 # and runs some tests; the same run here shows how far numbers differ. Needs root and Debian's packages debootstrap and
 # qemu-user-static; takes one to two hours, half an hour of them the tests.
 #
-#   sudo scripts/tools/try_on_aarch64.sh [FOLDER]    # default: in ~/.cache; what is there already is used again
+#   sudo scripts/tools/try_on_aarch64.sh [FOLDER [CONSTRAINTS]]    # default: in ~/.cache, constraints.txt
+#
+# What is in FOLDER already is used again. Use another one with constraints-oldest.txt, the oldest TensorFlow.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 root=$(realpath -m "${1:-${XDG_CACHE_HOME:-$HOME/.cache}/elastic_trainer_aarch64}")
@@ -12,6 +14,7 @@ if [[ $EUID != 0 ]] || ! command -v debootstrap >/dev/null || ! [[ -e /proc/sys/
   echo "try_on_aarch64.sh: needs root and binfmt's qemu-aarch64: apt install debootstrap qemu-user-static binfmt-support" >&2
   exit 2
 fi
+constraints=${2:-constraints.txt}
 python=${PYTHON:-.venv/bin/python}
 packages=(-r requirements.txt pytest pytest-xdist hypothesis ai-edge-litert)
 tests=(tests/selection tests/test_selection_solver.py tests/timing/test_fit.py tests/training/test_closed_form_head.py
@@ -27,7 +30,7 @@ if ! [[ -d $root/wheels ]]; then
   for name in manylinux_2_35 manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do
     platforms+=(--platform "${name}_aarch64")
   done
-  "$python" -m pip download -q -d "$root/wheels.making" -f "$root/wheels.making" "${packages[@]}" -c constraints.txt \
+  "$python" -m pip download -q -d "$root/wheels.making" -f "$root/wheels.making" "${packages[@]}" -c "$constraints" \
     --only-binary :all: "${platforms[@]}" --python-version 3.11
   mv "$root/wheels.making" "$root/wheels"
 fi
