@@ -71,7 +71,6 @@ from elastic_trainer.training.state import TrainState
 DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
 SLOW = 2  # place of the first board whose loss `drops` takes; `SLOWER` rises
-DIGIT_PASSES = 3  # of a round, over few photos
 COMMON = 0.4  # share of the classes that all boards have
 SHARE = 0.95  # of central training's accuracy, the time to which counts
 
@@ -181,7 +180,7 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
         for rows, times, one in zip(parts, slower, passes, strict=True)
     ]
     is_digits = args.data_set == DIGITS
-    rounds, usual = args.fleet_rounds, usual_round_seconds(abouts, DIGIT_PASSES if is_digits else rule.passes or PASSES)
+    rounds, usual = args.fleet_rounds, usual_round_seconds(abouts, rule.passes or PASSES)
     seconds = usual
     if name == "central":
         seconds = 1.001 * (photos.train_count // photos.batch_size) * table.full_step_ms / 1e3

@@ -32,6 +32,7 @@ StandardError=inherit
 
 @contextlib.contextmanager
 def mounted(kind: str, options: str, folder: Path) -> Iterator[Path]:
+    """`folder`, on which a file system is mounted meanwhile."""
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", kind, "-o", options, kind, folder], check=True)
     try:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 # Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
 PASSES, HEAD_PASSES = 1.3, 1 / 3
+LEAST_IMAGES = 800  # of the fastest board in a round: shorter ones are worse, since momentum starts at 0 in each
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
 STARTS = 2.0  # of a board, in which one starts, compiles and replies
 GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
@@ -61,7 +62,8 @@ def rate_of_round(number: int, rounds: int, highest: float) -> float:
 def usual_round_seconds(boards: Collection[About], passes: float = PASSES) -> float:
     """Deadline of a round, so that the fastest board can train everything, and the slowest its head.
 
-    A pass is one over the mean number of photos, since a board may have very few. docs/log/fleet.md compares lengths.
+    A pass is one over the mean number of photos, since a board may have very few; the fastest board trains on
+    `LEAST_IMAGES` at least. docs/log/fleet.md compares lengths.
 
     Args:
         boards: what each has said of itself.
@@ -69,7 +71,8 @@ def usual_round_seconds(boards: Collection[About], passes: float = PASSES) -> fl
     """
     fastest = min(board.full_seconds / board.images for board in boards)
     slowest = max(board.head_seconds / board.images for board in boards)
-    return float(np.mean([board.images for board in boards]) * max(passes * fastest, HEAD_PASSES * slowest))
+    images = float(np.mean([board.images for board in boards]))
+    return max(max(passes * images, LEAST_IMAGES) * fastest, HEAD_PASSES * images * slowest)
 
 
 def max_steps(about: About, seconds: float) -> int:

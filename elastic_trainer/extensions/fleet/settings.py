@@ -36,8 +36,8 @@ class FleetSettings:
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
         "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
-        "mean board's photos, the slowest for a third of one with its head alone, or what the latest round took "
-        "besides steps"))
+        "mean board's photos, or for 800 photos, the slowest for a third of one with its head alone, or what the "
+        "latest round took besides steps"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     strategy: str = flag("ElasticStrategy", FLEET, str, "NAME", help=(

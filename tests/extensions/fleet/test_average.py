@@ -39,7 +39,7 @@ def test_normalised_changes_do_not_favour_the_board_with_more_steps():
 
 def test_the_change_of_a_single_step_is_not_multiplied_without_bound():
     fast, slow = Update({"bias": np.zeros(4)}, 100, 99), Update({"bias": np.full(4, 0.01)}, 100, 1)
-    np.testing.assert_allclose(aggregate({"bias": np.zeros(4)}, [fast, slow], True)["bias"], 0.5 * 4 * 0.01)
+    np.testing.assert_allclose(aggregate({"bias": np.zeros(4)}, [fast, slow], True)["bias"], 0.5 * 2 * 0.01)
 
 
 def test_a_test_counts_by_its_photos():

@@ -294,11 +294,12 @@ def test_a_round_lasts_as_long_as_the_fastest_board_needs_or_the_slowest_for_its
     def board(images, image_ms):
         return About("", images, 0, images * image_ms / 1e3, images * image_ms / 4e3)
 
-    boards = [board(100, 10.0), board(20, 20.0), board(300, 30.0)]
-    mean = 140
+    boards = [board(1000, 10.0), board(200, 20.0), board(3000, 30.0)]
+    mean = 1400
     assert usual_round_seconds(boards) == pytest.approx(1.3 * mean * 0.010)
-    assert usual_round_seconds([*boards, board(140, 1000.0)]) == pytest.approx(mean * 1.0 / 4 / 3)
-    assert usual_round_seconds([board(100, 10.0)], passes=2.0) == pytest.approx(2.0)
+    assert usual_round_seconds([*boards, board(1400, 1000.0)]) == pytest.approx(mean * 1.0 / 4 / 3)
+    assert usual_round_seconds([board(1000, 10.0)], passes=2.0) == pytest.approx(20.0)
+    assert usual_round_seconds([board(100, 10.0)]) == pytest.approx(800 * 0.010), "of few photos, more passes"
 
 
 def test_the_rate_rises_and_falls():
