@@ -4,7 +4,7 @@
 # alone has the rare ones. Then the same boards in a simulation, by other rules. It ends with three tables and a figure.
 # New runs replace earlier ones.
 #
-#   ./scripts/run_fleet.sh            twelve rounds, as long as the boards need
+#   ./scripts/run_fleet.sh            eight rounds, as long as the boards need
 #   ./scripts/run_fleet.sh --tests    the tests that need Flower, instead
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -31,7 +31,7 @@ join() {  # number, slowdown
 until ls $logdir/profiles/*/profile.json >/dev/null 2>&1; do sleep 1; done &
 table=$!
 join 1 1
-"$python" fleet.py serve --boards 3 --rounds 12 --port "$port" --logdir $logdir --run_name server \
+"$python" fleet.py serve --boards 3 --rounds 8 --round_passes 6 --port "$port" --logdir $logdir --run_name server \
   --overwrite --dataset_name image_folder --data_dir $logdir/photos/all --model_name mobilenetv2 --alpha 0.35 \
   --input_size 64 --batch_size 16 --augment none --weights weights/mobilenetv2_0.35_glyphs.weights.h5 &
 server=$!
@@ -40,6 +40,6 @@ wait -n "$table" "$server"
 join 2 5
 join 3 15
 wait "$server"
-"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 12 --seeds 1 --logdir $logdir/rules \
+"$python" scripts/benchmarks/benchmark_fleet.py --data_set digits --fleet_rounds 8 --seeds 1 --logdir $logdir/rules \
   2>$logdir/rules.log | tail -1 >$logdir/rules.json || { tail -5 $logdir/rules.log >&2; exit 1; }
 "$python" scripts/figures/plot_fleet.py $logdir/server --output figures/fleet --rules $logdir/rules.json

@@ -60,7 +60,8 @@ from elastic_trainer.extensions.fleet.messages import About
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup
-from elastic_trainer.extensions.fleet.server import PASSES, FleetServer, usual_round_seconds
+from elastic_trainer.extensions.fleet.server import FleetServer, usual_round_seconds
+from elastic_trainer.extensions.fleet.settings import PASSES
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -72,6 +73,7 @@ DIGITS = "digits"
 SLOWER = {DIGITS: (1.0, 5.0, 15.0), "sign_digits": (1.0, 1.0, 3.0, 6.0), "grocery": (1.0, 1.0, 3.0, 6.0)}
 SLOW = 2  # place of the first board whose loss `drops` takes; `SLOWER` rises
 COMMON = 0.4  # share of the classes that all boards have
+DIGIT_PASSES = 6  # as `--round_passes` of run_fleet.sh
 SHARE = 0.95  # of central training's accuracy, the time to which counts
 
 
@@ -180,7 +182,7 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
         for rows, times, one in zip(parts, slower, passes, strict=True)
     ]
     is_digits = args.data_set == DIGITS
-    rounds, usual = args.fleet_rounds, usual_round_seconds(abouts, rule.passes or PASSES)
+    rounds, usual = args.fleet_rounds, usual_round_seconds(abouts, DIGIT_PASSES if is_digits else rule.passes or PASSES)
     seconds = usual
     if name == "central":
         seconds = 1.001 * (photos.train_count // photos.batch_size) * table.full_step_ms / 1e3

@@ -30,7 +30,7 @@ from elastic_trainer.extensions.fleet.messages import (
 )
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Answer, Roster
-from elastic_trainer.extensions.fleet.settings import FleetSettings
+from elastic_trainer.extensions.fleet.settings import PASSES, FleetSettings
 from elastic_trainer.networks.tensors import last_layers
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.settings import BEST_MODEL
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from elastic_trainer.extensions.fleet.strategy import StrategyRounds
 
 Parsed = TypeVar("Parsed")
-# Of a round, over a mean board's photos: of the fastest with all tensors, and at least of the slowest with its head.
-PASSES, HEAD_PASSES = 1.3, 1 / 3
+HEAD_PASSES = 1 / 3  # at least in a round, of the slowest board with its head alone, over a mean board's photos
 LEAST_IMAGES = 800  # of the fastest board in a round: shorter ones are worse, since momentum starts at 0 in each
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
 STARTS = 2.0  # of a board, in which one starts, compiles and replies
@@ -247,7 +246,8 @@ class FleetServer:
         given = self._settings.round_seconds
         if given is not None:
             return given
-        return max(usual_round_seconds(self._roster.ready.values()), self.other_seconds())
+        usual = usual_round_seconds(self._roster.ready.values(), self._settings.round_passes)
+        return max(usual, self.other_seconds())
 
     def grace(self) -> float:
         """Seconds beyond a deadline."""

@@ -13,6 +13,7 @@ from elastic_trainer.options import Flag, OneOf, count, duration, flag, flags_of
 FLEET, BOARD, NETWORKING = "Rounds of a fleet", "A board of a fleet", "Connections of a fleet"
 SIMULATION = "A simulated fleet"
 CHANGES = ("float32", "float16")
+PASSES = 1.3  # docs/log/fleet.md compares
 PORT = 9092
 
 # fmt: off
@@ -35,9 +36,11 @@ class FleetSettings:
         "rounds of training, after the closed-form head"))
     round_seconds: float | None = flag(None, FLEET, duration, "TIME",
         words="automatic", is_free=True, help=(
-        "how long a board trains in a round; automatic: as long as the fastest board takes for 1.3 passes over a "
-        "mean board's photos, or for 800 photos, the slowest for a third of one with its head alone, or what the "
-        "latest round took besides steps"))
+        "how long a board trains in a round; automatic: as long as the fastest board takes for `--round_passes`, or "
+        "for 800 photos, the slowest for a third of a pass with its head alone, or what the latest round took "
+        "besides steps"))
+    round_passes: float = flag(PASSES, FLEET, number(0.01, 1000), "N", is_free=True, help=(
+        "passes of the fastest board over a mean board's photos in a round; more where a message takes long"))
     changes: str = flag(CHANGES[0], FLEET, OneOf(CHANGES), "FORMAT", help=(
         "how boards send what they changed: `float32`, or `float16`, which is half as much"))
     strategy: str = flag("ElasticStrategy", FLEET, str, "NAME", help=(
