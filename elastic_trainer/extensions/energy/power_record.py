@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -89,12 +90,18 @@ def _lines(record: Path) -> list[tuple[int, list[str]]]:
         raise UserError(f"--power_csv {record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
+def _date(text: str) -> datetime:
+    """As `fromisoformat` of Python 3.11; that of 3.10 takes no `Z`, and three or six digits after the second alone."""
+    text = re.sub(r"\.(\d+)", lambda found: f".{found[1][:6]:0<6}", text).replace("Z", "+00:00")
+    return datetime.fromisoformat(text)
+
+
 def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, float]:
     """Seconds since 1970 and watts in a line."""
     when = watts = math.nan
     with contextlib.suppress(ValueError, IndexError):
         watts = float(line[1])
-        when = datetime.fromisoformat(line[0].strip()).timestamp()
+        when = _date(line[0].strip()).timestamp()
     with contextlib.suppress(ValueError):
         when = float(line[0])
     if not (math.isfinite(when) and 0 <= watts <= MAX_WATTS):

@@ -140,7 +140,7 @@ def test_power_record_times_are_seconds_or_dates(tmp_path):
     record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
     times, watts = read_power(record)
     assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
-    dated = [("2001-09-09T01:46:41.500+00:00", 5.0), ("2001-09-09T01:46:40+00:00", 4.0)]
+    dated = [("2001-09-09T01:46:41.5+00:00", 5.0), ("2001-09-09T01:46:40Z", 4.0)]
     assert read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
 
 
