@@ -11,7 +11,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.extensions.fleet.flower_app import Connect
-    from elastic_trainer.extensions.fleet.roster import Clock, Link
+    from elastic_trainer.extensions.fleet.roster import Link
     from elastic_trainer.extensions.fleet.rounds import BoardSetup
 
 Check = Callable[[], object]
@@ -67,12 +66,12 @@ def say(line: str) -> None:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(command: ServeCommand, connect: Connect | None = None) -> None:
+def serve(command: ServeCommand, link: Link | None = None) -> None:
     """Run a fleet, new or continued, of real boards or simulated ones.
 
     Args:
         command: what is asked for.
-        connect: gives the link to the boards, and the clock of the rounds; None: by a SuperLink of its own.
+        link: to the boards; None: through a SuperLink of its own.
     """
     run, strategy = command.training.run, None
     if command.simulation is None:
@@ -112,20 +111,23 @@ def serve(command: ServeCommand, connect: Connect | None = None) -> None:
     on_boards = {"training_images": "on the boards", "test_images": "on the boards"}
     record = {**(on_boards if dataset is None else dataset.record()), "class_names": names}
     stop = StopSignals()
-    signals = stop if connect is None else nullcontext()  # Flower ends its own processes
+    signals = stop if link is None else nullcontext()  # Flower ends its own processes
     with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder, signals:
         config = {**command.config, "num_classes": len(names), "images": record, "network": custom}
         records, rate = Records(folder, config, tensor_names(model)), command.training.training.learning_rate
-        boards = (connect or _real)(command, folder, stop.check)
         how = f"continue with: {shlex.join(['python', 'fleet.py', 'serve', '--resume', str(folder)])}"
-        if command.simulation is not None:
+        boards: AbstractContextManager[Link]
+        if link is not None:
+            boards = nullcontext(link)
+        elif command.simulation is None:
+            boards = _real(command, folder, stop.check)
+        else:
             boards = _simulated(command, dataset, parts, folder, stop.check)
             how = "a simulation cannot be continued, start it again"
         try:
-            with boards as (link, clock):
-                server = FleetServer(
-                    Roster(link, say, clock), model, command.fleet, rate, hello, records, dataset, strategy
-                )
+            with boards as connected:
+                roster = Roster(connected, say)
+                server = FleetServer(roster, model, command.fleet, rate, hello, records, dataset, strategy)
                 server.run()
                 server.say_goodbye()
         except Stopped as stopped:
@@ -140,21 +142,20 @@ def serve(command: ServeCommand, connect: Connect | None = None) -> None:
 
 
 @contextmanager
-def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[tuple[Link, Clock]]:
-    """The link to real boards, through Flower, and the clock of the rounds."""
-    from elastic_trainer.extensions.fleet.roster import Clock
+def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[Link]:
+    """The link to real boards, through Flower."""
     from elastic_trainer.extensions.fleet.superlink import superlink
 
-    with superlink(command.fleet, folder, say) as link:
+    with superlink(command.fleet, folder, say, check) as link:
         say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
-        yield link, Clock(check=check)
+        yield link
 
 
 @contextmanager
 def _simulated(
     command: ServeCommand, dataset: Any, parts: Sequence[np.ndarray], folder: Path, check: Check
-) -> Iterator[tuple[Link, Clock]]:
-    """The link to simulated boards, and the clock of their time."""
+) -> Iterator[Link]:
+    """The link to simulated boards."""
     from elastic_trainer.extensions.fleet.simulated import simulation, slowdowns
 
     settings = command.simulation

@@ -194,11 +194,11 @@ def carry_out(args: argparse.Namespace, table: TimingTable, run: tuple[str, int]
     parts = [np.arange(photos.train_count)] if name == "central" else parts[rule.boards]
     slower = (slower[-1],) * len(slower) if rule.is_alike else slower[rule.boards]
     fleet = replace(command.fleet, boards=len(parts), round_seconds=seconds, rounds=rounds)
-    link, clock = simulation(setup, parts, slower, lambda line: None, rule.board, 0.0, steps)
+    link = simulation(setup, parts, slower, lambda line: None, rule.board, 0.0, steps)
     hello = {"words": sent_words(command.training, photos.num_classes), "class_names": [*photos.class_names]}
     with tempfile.TemporaryDirectory() as place:
         records = Records(Path(place), command.config, tensor_names(model))
-        roster = Roster(link, lambda line: print(f"{name} {seed}: {line}", file=sys.stderr, flush=True), clock)
+        roster = Roster(link, lambda line: print(f"{name} {seed}: {line}", file=sys.stderr, flush=True))
         rate, average = training.training.learning_rate, OwnAverage(rule.normalised)
         server = FleetServer(roster, model, fleet, rate, hello, records, photos, average)
         server.run()

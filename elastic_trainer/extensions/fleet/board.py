@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.messages import About, Parcel, sums_arrays
+from elastic_trainer.extensions.fleet.messages import SPEED, Parcel, sums_arrays
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, RoundOver, RoundScheme
 from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.tensors import all_mask
@@ -150,7 +150,7 @@ class Board:
             self._ready_for = None
             self._start(self._make(*wanted))
         self._ready_for = None  # until its network is known to be the server's
-        model, scheme, data = self.trainer.task.model, self._scheme, self.trainer.data
+        model, data = self.trainer.task.model, self.trainer.data
         own = {name: model.variables[int(name.partition("/")[2])].shape for name in sent_names(model)}
         if own != {name: array.shape for name, array in parcel.arrays.items()}:
             raise UserError("the server's network has other tensors than this board's; use the same version of both")
@@ -160,8 +160,13 @@ class Board:
         self._load(parcel.arrays)
         self._ready_for, trained = wanted, {*trained_names(model)}
         self._fixed = {name: array for name, array in parcel.arrays.items() if name not in trained}
-        seconds = scheme.pass_seconds(all_mask(model)), scheme.pass_seconds(scheme.head)
-        return Parcel("ready", About(self.name, data.train_count, data.test_count, *seconds)._asdict())
+        about = {"name": self.name, "images": data.train_count, "test_images": data.test_count}
+        return Parcel("ready", {**about, **self._speed()})
+
+    def _speed(self) -> dict[str, float]:
+        """What a pass over the photos takes here, by the latest rounds."""
+        masks = all_mask(self.trainer.task.model), self._scheme.head
+        return dict(zip(SPEED, map(self._scheme.pass_seconds, masks), strict=True))
 
     def _start(self, setup: BoardSetup) -> None:
         self.trainer, self._scheme = round_trainer(setup, self.clock)
@@ -229,6 +234,7 @@ class Board:
             "predicted_step_ms": selection.predicted_step_ms,
             "step_ms": clock.slowdown * statistics.median(selection.step_ms) if selection.step_ms else None,
             "loss": float(np.mean(losses)) if losses else None,
+            **self._speed(),
         }
         return Parcel("trained", results, changes)
 

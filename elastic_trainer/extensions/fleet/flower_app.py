@@ -9,12 +9,11 @@ their own long-lived processes (`superlink`, `supernode`).
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from elastic_trainer.cli.parser import as_words
 from elastic_trainer.errors import UserError, first_line, printable
 from elastic_trainer.extensions.fleet.command_line import COMMANDS, JoinCommand, ServeCommand, parse_fleet
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
-from elastic_trainer.extensions.fleet.roster import Clock, Link
+from elastic_trainer.extensions.fleet.roster import Link
 from elastic_trainer.files import alone_in
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.networks.names import is_custom_model
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
 Handle = Callable[[Parcel], Parcel]
 Setup = Callable[[JoinCommand, Sequence[str], Sequence[str]], "BoardSetup"]  # by the server's words and class names
-Connect = Callable[[ServeCommand, Path, Callable[[], object]], AbstractContextManager[tuple[Link, Clock]]]
 ENDLESS = 1e6  # seconds: simulated boards answer one after the other
 BOARD, PARCEL = "board", "parcel"
 
@@ -168,7 +166,7 @@ def _words(config: dict[str, Any]) -> list[str]:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
+def server_app(serve: Callable[[ServeCommand, Link], object]) -> ServerApp:
     """The app that runs a fleet by `serve`. The run's configuration has flags of `fleet.py serve`."""
     app = ServerApp()
 
@@ -187,16 +185,28 @@ def server_app(serve: Callable[[ServeCommand, Connect], object]) -> ServerApp:
             if fleet.round_seconds is None:
                 raise UserError("--run-config: a simulation needs round_seconds, since boards wait for each other")
             fleet = replace(fleet, grace=ENDLESS, boards=len(link.nodes()))
-        serve(replace(command, fleet=fleet), lambda command, folder, check: nullcontext((link, Clock(check=check))))
+        serve(replace(command, fleet=fleet), link)
 
     return app
 
 
 class FlowerLink:
-    """The link to the boards through a grid of Flower."""
+    """The link to the boards through a grid of Flower.
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    Args:
+        grid: Flower's.
+        check: is called before each pause; may raise an error to stop.
+    """
+
+    def __init__(self, grid: Grid, check: Callable[[], object] = lambda: None) -> None:
+        self._grid, self._check = grid, check
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        self._check()
+        time.sleep(seconds)
 
     def nodes(self) -> dict[int, tuple[str, str]]:
         nodes: Any = self._grid.get_nodes()  # type: ignore[attr-defined]

@@ -36,7 +36,9 @@ MAX_REPORTED = 10_000_000  # images, steps, seconds; more are a mistake
 # SMALL_WEIGHT: biases start at 0. A round of normal training changes weights by a few per cent.
 MAX_CHANGE, SMALL_WEIGHT = 10.0, 0.1
 MAX_FEATURE = 1e4  # of the last hidden layer; after normalisation or ReLU6 and pooling, features are below 100
-REPORTED = ("seconds", "predicted_step_ms", "step_ms", "loss")  # of a round, by its board; any may be missing
+SPEED = ("full_seconds", "head_seconds")  # of `About`
+REPORTED = ("seconds", "predicted_step_ms", "step_ms", "loss", *SPEED)  # of a round, by its board; any may be missing
+LEAST_SECONDS = 1e-9  # of a pass
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,14 @@ def about_of(parcel: Parcel) -> About:
         images_of(parcel),
         int(_number(values, "test_images")),
         full_seconds,
-        _number(values, "head_seconds", 1e-9, full_seconds),
+        _number(values, "head_seconds", LEAST_SECONDS, full_seconds),
     )
+
+
+def with_speed(about: About, reported: Mapping[str, float | None]) -> About:
+    """What is known of a board after a round of which it `reported` this; its speed may have changed."""
+    full, head = (max(reported.get(name) or getattr(about, name), LEAST_SECONDS) for name in SPEED)
+    return about._replace(full_seconds=full, head_seconds=min(head, full))
 
 
 def images_of(parcel: Parcel) -> int:

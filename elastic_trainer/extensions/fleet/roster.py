@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -16,28 +15,17 @@ LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any
 MAX_FAILURES = 3  # in a row, after which a board is left out until it starts again
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The time of a server; a simulation has its own.
+class Link(Protocol):
+    """A server's connection to its boards: through Flower (`FlowerLink`), or in one process (`simulated.LocalLink`).
 
-    Attributes:
-        now: seconds since some start.
-        sleep: waits this many seconds.
-        check: is called before each wait and each round; may raise an error to stop.
+    It has the time of the server, too, which is simulated where the boards' time is.
     """
 
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], object] = time.sleep
-    check: Callable[[], object] = lambda: None
+    def now(self) -> float:
+        """Seconds since some start."""
 
     def pause(self, seconds: float) -> None:
-        """Wait this many seconds."""
-        self.check()
-        self.sleep(seconds)
-
-
-class Link(Protocol):
-    """A server's connection to its boards: through Flower (`FlowerLink`), or in one process (`simulated.LocalLink`)."""
+        """Wait this many seconds. May raise `Stopped`."""
 
     def nodes(self) -> dict[int, tuple[str, str]]:
         """The boards that are online, by the numbers that Flower gives them.
@@ -106,14 +94,13 @@ class Roster:
     Args:
         link: to them.
         say: is given a line on each event.
-        clock: of the fleet.
 
     Attributes:
         hello: makes the message that gets a board ready; the server sets it.
     """
 
-    def __init__(self, link: Link, say: Callable[[str], object] = print, clock: Clock = Clock()) -> None:
-        self.say, self.clock = say, clock
+    def __init__(self, link: Link, say: Callable[[str], object] = print) -> None:
+        self.say, self.now = say, link.now
         self.hello: Callable[[], Parcel] = lambda: Parcel("hello")
         self._link, self._members = link, dict[int, Member]()
         self._replaced: dict[int, str] = {}  # nodes whose board seemed to have started again, and its name
@@ -128,28 +115,28 @@ class Roster:
 
         Once no other one has come for `seconds`, at `least` so many are enough.
         """
-        has_said, before, latest = False, 0, self.clock.now()
+        has_said, before, latest = False, 0, self.now()
         while True:
             self._receive()
             found = sum(member.is_free or not is_free for member in self.ready)
             if found >= count:
                 return
             if found != before:
-                before, latest = found, self.clock.now()
-            if least is not None and found >= least and self.clock.now() - latest > seconds:
+                before, latest = found, self.now()
+            if least is not None and found >= least and self.now() - latest > seconds:
                 self.say(f"going on with {found} of {count} boards")
                 return
             if not has_said:
                 self.say(f"waiting for {count} board{'s' if count > 1 else ''}, {found} of them ready")
                 has_said = True
-            self.clock.pause(POLL_SECONDS)
+            self._link.pause(POLL_SECONDS)
 
     def ask(self, parcel: Parcel, seconds: float, what: str, nodes: Collection[int] | None = None) -> list[Answer]:
         """Send `parcel` to all boards that are free, or to those of these `nodes`; the answers that come in `seconds`.
 
         Those that are still busy with something earlier are left out, and those that do not answer are named.
         """
-        start, waiting, answers = self.clock.now(), dict[Member, Sent](), list[Answer]()
+        start, waiting, answers = self.now(), dict[Member, Sent](), list[Answer]()
         for member in self.ready:
             if nodes is not None and member.node not in nodes and member.is_free:
                 continue
@@ -157,12 +144,12 @@ class Roster:
                 self.say(f"{what}: board {member.name} is left out, it is still busy with {member.sent.what}")
             elif (sent := self._send(member, parcel, max(10 * seconds, LONGEST_SECONDS), what)) is not None:
                 waiting[member] = sent
-        while waiting and self.clock.now() - start < seconds:
+        while waiting and self.now() - start < seconds:
             answers += self._receive(waiting.values())
             here = self._members.values()
             waiting = {member: sent for member, sent in waiting.items() if member in here and member.sent is sent}
             if waiting:
-                self.clock.pause(POLL_SECONDS)
+                self._link.pause(POLL_SECONDS)
         for member in waiting:
             self.say(f"{what}: board {member.name} did not answer within {seconds:.0f} s; going on without it")
         return answers
@@ -174,7 +161,7 @@ class Roster:
         except UserError as error:
             self.say(f"{what}: board {member.name}: {error}")
             return None
-        member.sent = Sent(number, what, parcel.size, self.clock.now())
+        member.sent = Sent(number, what, parcel.size, self.now())
         return member.sent
 
     def _look(self) -> None:
@@ -212,11 +199,11 @@ class Roster:
                 member.about = None
                 self.say(f"{sent.what}: board {member.name}: {reason(parcel)}")
             elif about is None:
-                member.ready_seconds = self.clock.now() - sent.time
+                member.ready_seconds = self.now() - sent.time
                 self._welcome(member, parcel)
             elif sent in wanted:
                 member.failures = 0
-                answers.append(Answer(member, about, sent, parcel, self.clock.now() - sent.time))
+                answers.append(Answer(member, about, sent, parcel, self.now() - sent.time))
             else:
                 member.failures = 0
                 self.say(f"board {member.name}: its answer to {sent.what} came too late and is dropped")

@@ -27,6 +27,7 @@ from elastic_trainer.extensions.fleet.messages import (
     result_of,
     sums_of,
     update_of,
+    with_speed,
 )
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Answer, Roster
@@ -108,7 +109,7 @@ class FleetServer:
         data: ShuffledData | None = None,
         strategy: OwnAverage | StrategyRounds | None = None,
     ) -> None:
-        self.records, self._roster, self._clock, self._say = records, roster, roster.clock, roster.say
+        self.records, self._roster, self._say = records, roster, roster.say
         self._model, self._settings, self._rate, self._data = model, settings, rate, data
         self._strategy = strategy or OwnAverage()
         self._evaluation = Evaluation(ImageClassification(model))
@@ -131,7 +132,6 @@ class FleetServer:
         if not self.records.rounds:
             self._first_round()
         while len(self.records.rounds) <= self._settings.rounds:
-            self._clock.check()
             self._round(len(self.records.rounds))
         self._take_best()
 
@@ -161,7 +161,7 @@ class FleetServer:
 
     def _first_round(self) -> None:
         """Round 0: the head of all photos, from sums of features, which the boards send (Fed3R)."""
-        start = self._clock.now()
+        start = self._roster.now()
         while (found := self._closed_form("round 0")) is None:
             self._nothing_came("round 0")
             self._roster.wait_for(1, is_free=True)
@@ -170,7 +170,7 @@ class FleetServer:
             self._say("round 0: there are no sums of features; the fleet starts with the head that the network has")
         else:
             self._set_head(head)
-        self.seconds += self._clock.now() - start
+        self.seconds += self._roster.now() - start
         boards = len({one.member for one in answers}) if head else 0
         self._end_round({"round_seconds": None, "learning_rate": 0.0}, answers, boards, late=0)
 
@@ -279,7 +279,7 @@ class FleetServer:
         parcel = Parcel("train", values, before)
         free = [member.node for member in self._roster.ready if member.is_free]
         asked = self._strategy.choose(number, before, free)
-        start = self._clock.now()
+        start = self._roster.now()
         grace = max(self.grace(), 2 * self.other_seconds()) * 2**self._empty  # all may be slower than thought
         answers = self._roster.ask(parcel, seconds + grace, f"round {number}", asked)
         accepted = self._parsed(
@@ -294,11 +294,13 @@ class FleetServer:
             return
         self._empty = 0
         self._assign(after)
+        for answer, update in accepted:
+            answer.member.about = with_speed(answer.about, update.reported)
         self._steps += sum(update.steps for update in updates.values())
         late = len(asked) - len(answers)
         if number == self._settings.rounds:
             answers += self._last_head()
-        self.seconds += self._clock.now() - start
+        self.seconds += self._roster.now() - start
         for answer, update in accepted:
             places = [place for place, tensor in enumerate(self._trained) if tensor in update.changes]
             self.records.add_board(number, answer, update, places, seconds)

@@ -16,7 +16,6 @@ import numpy as np
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board
 from elastic_trainer.extensions.fleet.messages import Parcel, failed
-from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.training.state import TrainState
@@ -62,23 +61,27 @@ def split(labels: np.ndarray, boards: int, concentration: float | None, fewest: 
 
 
 class LocalLink:
-    """A `Link` to boards in this process, which answer when they are asked.
+    """A `Link` to boards in this process, which answer when they are asked. Time passes in its pauses alone.
 
     Args:
         boards: what each makes of a message, by its number.
-        now: seconds since some start.
         takes: seconds until a reply has come, by board and reply; at once if left out.
     """
 
     def __init__(
         self,
         boards: dict[int, Callable[[Parcel], Parcel]],
-        now: Callable[[], float] = lambda: 0.0,
         takes: Callable[[int, Parcel], float] = lambda node, reply: 0.0,
     ) -> None:
-        self.boards, self._now, self._takes = boards, now, takes
+        self.boards, self._takes = boards, takes
         self._replies: dict[str, tuple[float, Parcel]] = {}
-        self._count = 0
+        self._count, self._seconds = 0, 0.0
+
+    def now(self) -> float:
+        return self._seconds
+
+    def pause(self, seconds: float) -> None:
+        self._seconds += seconds
 
     def nodes(self) -> dict[int, tuple[str, str]]:
         return dict.fromkeys(self.boards, ("", ""))
@@ -90,11 +93,11 @@ class LocalLink:
             reply = self.boards[node](Parcel.from_bytes(parcel.to_bytes()))
         except UserError as error:
             reply = failed(str(error))
-        self._replies[number] = self._now() + self._takes(node, reply), Parcel.from_bytes(reply.to_bytes())
+        self._replies[number] = self._seconds + self._takes(node, reply), Parcel.from_bytes(reply.to_bytes())
         return number
 
     def receive(self, messages: Collection[str]) -> dict[str, Parcel]:
-        due = [number for number in messages if number in self._replies and self._replies[number][0] <= self._now()]
+        due = [number for number in messages if number in self._replies and self._replies[number][0] <= self._seconds]
         return {number: self._replies.pop(number)[1] for number in due}
 
 
@@ -161,8 +164,8 @@ def simulation(
     kind: type[SimulatedBoard] = SimulatedBoard,
     message_seconds: float = MESSAGE_SECONDS,
     shared: list[TrainState] | None = None,
-) -> tuple[LocalLink, Clock]:
-    """The link to simulated boards, and the clock of their time.
+) -> LocalLink:
+    """The link to simulated boards.
 
     Args:
         setup: network, all photos, timing table and settings.
@@ -173,11 +176,7 @@ def simulation(
         message_seconds: what a message and its answer take.
         shared: compiled steps of an earlier simulation with the same `setup`, or an empty list, which gets them.
     """
-    seconds, boards, shared = 0.0, dict[int, SimulatedBoard](), [] if shared is None else shared
-
-    def sleep(more: float) -> None:
-        nonlocal seconds
-        seconds += more
+    boards, shared = dict[int, SimulatedBoard](), [] if shared is None else shared
 
     def takes(node: int, reply: Parcel) -> float:
         return message_seconds + (boards[node].clock.spent if reply.kind == "trained" else 0.0)
@@ -185,8 +184,7 @@ def simulation(
     for node, (rows, factor) in enumerate(zip(parts, slower, strict=True), 1):
         own = with_part(setup, rows, node)
         boards[node] = kind(f"board-{node}", lambda *_, own=own: own, SimulatedClock(factor), say, shared)
-    link = LocalLink({node: board.handle for node, board in boards.items()}, lambda: seconds, takes)
-    return link, Clock(lambda: seconds, sleep)
+    return LocalLink({node: board.handle for node, board in boards.items()}, takes)
 
 
 def with_part(setup: BoardSetup, rows: np.ndarray, node: int) -> BoardSetup:

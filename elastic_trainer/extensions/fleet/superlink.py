@@ -66,13 +66,16 @@ class _State(InMemoryLinkState):
 
 
 @contextmanager
-def superlink(settings: FleetSettings, folder: Path, say: Say = print) -> Iterator[FlowerLink]:
+def superlink(
+    settings: FleetSettings, folder: Path, say: Say = print, check: Callable[[], object] = lambda: None
+) -> Iterator[FlowerLink]:
     """Listen for boards while the block runs; the link to them.
 
     Args:
         settings: where boards reach it.
         folder: of the run; Flower's log is written there.
         say: is given a line on each address whose request is refused, once a reason.
+        check: is called before each pause of the server; may raise an error to stop.
 
     Raises:
         UserError: the port is in use, or a certificate or key cannot be used.
@@ -81,7 +84,7 @@ def superlink(settings: FleetSettings, folder: Path, say: Say = print) -> Iterat
     state = _State(NoOpFederationManager(), ObjectStoreFactory().store())
     for path in public_keys(settings):
         _register(state, path)
-    link = _link(state)
+    link = FlowerLink(_grid(state), check)
     app = FastAPI(
         openapi_url=None,
         middleware=[
@@ -132,8 +135,8 @@ def _register(state: InMemoryLinkState, path: Path) -> None:
         raise UserError(f"--node_keys: {path.name} cannot be used: {first_line(error)}") from error
 
 
-def _link(state: InMemoryLinkState) -> FlowerLink:
-    """The link of a run of which this process is the ServerApp."""
+def _grid(state: InMemoryLinkState) -> HttpGrid:
+    """The grid of a run of which this process is the ServerApp."""
     number = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
     [run] = state.get_run_info(run_ids=[number])
     assert run.primary_task_id is not None, "it has just been made"
@@ -154,7 +157,7 @@ def _link(state: InMemoryLinkState) -> FlowerLink:
     client: Any = SimpleNamespace(**{name: partial(call, state=state, task=task) for name, call in calls.items()})
     grid._client = client  # of Flower's SuperLink, which is not there
     grid.set_run(run)
-    return FlowerLink(grid)
+    return grid
 
 
 def _pull_messages(request: PullAppMessagesRequest, state: InMemoryLinkState, task: Task) -> PullAppMessagesResponse:

@@ -18,7 +18,7 @@ from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.extensions.fleet.board import Board, sent_names
 from elastic_trainer.extensions.fleet.messages import Parcel
 from elastic_trainer.extensions.fleet.records import Records
-from elastic_trainer.extensions.fleet.roster import Clock, Roster
+from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock
 from elastic_trainer.extensions.fleet.server import FleetServer
 from elastic_trainer.extensions.fleet.settings import FleetSettings
@@ -63,12 +63,12 @@ def hello(board):
     return board.handle(Parcel("hello", {"words": [], "class_names": CLASS_NAMES}, arrays)), model, arrays
 
 
-def make_server(folder, link, said, data_of_server=None, rate=1e-4, clock=None, **settings):
+def make_server(folder, link, said, data_of_server=None, rate=1e-4, **settings):
     """A server of two rounds, with its records in `folder`."""
     model = make_small_model(seed=1)
     records = Records(folder, {"train_type": "elastic_training_upper_part"}, tensor_names(model))
     chosen = FleetSettings(**{"rounds": 2, "round_seconds": 0.3, "grace": 60.0, **settings})
-    roster, strategy = Roster(link, said.append, clock or Clock()), None
+    roster, strategy = Roster(link, said.append), None
     if "strategy" in settings:
         from elastic_trainer.extensions.fleet.strategy import strategy_of
 

@@ -15,7 +15,6 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
 from elastic_trainer.extensions.fleet.records import Records
-from elastic_trainer.extensions.fleet.roster import Clock
 from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
 from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
@@ -251,15 +250,28 @@ def test_what_takes_time_besides_steps_is_the_median_of_the_latest_round_and_lat
     assert server.other_seconds() == 20.0
 
 
+def test_the_deadline_follows_the_speed_that_boards_measure_in_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr("elastic_trainer.extensions.fleet.server.LEAST_IMAGES", 16)
+    board = make_board(0)
+
+    def handle(parcel):
+        if parcel.kind == "train":
+            board.clock.ratios = [5.0] * 3  # the median is the same after this round's own
+        return board.handle(parcel)
+
+    server = make_server(tmp_path, LocalLink({1: handle}), [], data(7), boards=1, round_seconds=None)
+    server.run()
+    first, second = (row["round_seconds"] for row in server.records.rounds[1:])
+    assert second == pytest.approx(5 * first, rel=0.01)
+
+
 @pytest.mark.parametrize(("starts_boards", "expected"), [(False, 20.0), (True, 60.0)])
 def test_where_each_message_starts_a_process_boards_have_the_time_that_getting_ready_took(
     tmp_path, starts_boards, expected
 ):
     """A board is ready 30 s after the server has greeted it."""
-    now = [0.0]
-    clock = Clock(lambda: now[0], lambda seconds: now.append(now.pop() + seconds))
-    link = LocalLink({1: make_board(0).handle}, clock.now, lambda node, reply: 30.0)
-    server = make_server(tmp_path, link, [], clock=clock, grace=20.0, starts_boards=starts_boards)
+    link = LocalLink({1: make_board(0).handle}, lambda node, reply: 30.0)
+    server = make_server(tmp_path, link, [], grace=20.0, starts_boards=starts_boards)
     server._roster.wait_for(1)
     assert server.grace() == pytest.approx(expected, abs=1.0)
 

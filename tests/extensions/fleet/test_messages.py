@@ -10,6 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from elastic_trainer.extensions.fleet.messages import (
     KINDS,
+    About,
     Parcel,
     about_of,
     losses_of,
@@ -17,6 +18,7 @@ from elastic_trainer.extensions.fleet.messages import (
     sums_arrays,
     sums_of,
     update_of,
+    with_speed,
 )
 from elastic_trainer.training.feature_sums import FeatureSums
 
@@ -159,6 +161,8 @@ def test_any_reply_is_read_or_refused(sent):
         update = update_of(parcel, 8, 20, WEIGHTS)
         assert 1 <= update.steps <= 20
         assert all(np.isfinite(c).all() and c.shape == WEIGHTS[n].shape for n, c in update.changes.items())
+        about = with_speed(About("a", 8, 2, 2.0, 1.0), update.reported)
+        assert 0 < about.head_seconds <= about.full_seconds < np.inf and about.images == 8
     with suppress(ValueError):
         about = about_of(parcel)
         assert about.images >= 1 and 0 < about.head_seconds <= about.full_seconds < np.inf

@@ -2,7 +2,7 @@
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.messages import Parcel
-from elastic_trainer.extensions.fleet.roster import MAX_FAILURES, Clock, Roster
+from elastic_trainer.extensions.fleet.roster import MAX_FAILURES, Roster
 from elastic_trainer.extensions.fleet.simulated import LocalLink
 
 
@@ -24,18 +24,14 @@ class Board:
 
 def rounds(boards, count, ends_after=()):
     """Ask the boards `count` times; what was said. After that many rounds, the board of a place is gone."""
-    seconds, said = [0.0], list[str]()
-
-    def pause(more):
-        seconds[0] += more
-
+    said = list[str]()
     link = LocalLink({node: board.handle for node, board in enumerate(boards)})
-    roster = Roster(link, said.append, Clock(lambda: seconds[0], pause))
+    roster = Roster(link, said.append)
     for number in range(count):
         for node, last in ends_after:
             if number == last:
                 del link.boards[node]
-        pause(3.0)
+        link.pause(3.0)
         roster.wait_for(1)
         roster.ask(Parcel("train"), 5.0, "round")
     return said
@@ -82,10 +78,10 @@ class NamedLink(LocalLink):
 
 
 def test_a_board_with_a_key_that_starts_again_while_it_is_busy_is_greeted_again():
-    seconds, said = [0.0], list[str]()
+    said = list[str]()
     link, board = NamedLink({1: Board("a").handle}), Board("a")
     link.boards[1] = board.handle
-    roster = Roster(link, said.append, Clock(lambda: seconds[0], lambda more: seconds.append(seconds.pop() + more)))
+    roster = Roster(link, said.append)
     roster.wait_for(1)
     link.since = "lost"
     roster.ask(Parcel("train"), 5.0, "round 1")
@@ -97,8 +93,7 @@ def test_a_board_with_a_key_that_starts_again_while_it_is_busy_is_greeted_again(
 
 
 def test_a_fleet_goes_on_with_the_boards_that_are_there_after_a_while():
-    seconds, said = [0.0], list[str]()
-    clock = Clock(lambda: seconds[0], lambda more: seconds.append(seconds.pop() + more))
-    roster = Roster(LocalLink({1: Board("a").handle}), said.append, clock)
+    said, link = list[str](), LocalLink({1: Board("a").handle})
+    roster = Roster(link, said.append)
     roster.wait_for(3, least=1, seconds=40.0)
-    assert 40.0 < seconds[0] < 45.0 and said[-1] == "going on with 1 of 3 boards"
+    assert 40.0 < link.now() < 45.0 and said[-1] == "going on with 1 of 3 boards"

@@ -45,8 +45,8 @@ def test_a_stop_does_not_wait_for_all_boards_of_a_round(tmp_path):
         raise Stopped(2)
 
     parts = split(photos.training_labels, 3, None, 4, 0)
-    link, clock = simulation(make_setup(photos), parts, [1.0, 1.0, 1.0], has_trained)
-    server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0, clock=clock)
+    link = simulation(make_setup(photos), parts, [1.0, 1.0, 1.0], has_trained)
+    server = make_server(tmp_path, link, [], photos, boards=3, grace=100.0, round_seconds=2.0)
     with pytest.raises(Stopped):
         server.run()
     assert len(trained) == 1 and len(server.records.rounds) == 1, "round 0 is kept"
@@ -62,9 +62,9 @@ class BoardAlone(SimulatedBoard):
 def test_a_round_is_at_least_as_long_as_its_messages_took(tmp_path, monkeypatch):
     monkeypatch.setattr("elastic_trainer.extensions.fleet.server.LEAST_IMAGES", 16)
     photos = data(count=48)
-    link, clock = simulation(make_setup(photos), split(photos.training_labels, 3, None, 4, 0), [1.0] * 3, print)
+    link = simulation(make_setup(photos), split(photos.training_labels, 3, None, 4, 0), [1.0] * 3, print)
     settings = {"grace": 100.0, "round_seconds": None}
-    server = make_server(tmp_path, link, [], photos, boards=3, clock=clock, **settings)
+    server = make_server(tmp_path, link, [], photos, boards=3, **settings)
     server.run()
     first, second = (row["round_seconds"] for row in server.records.rounds[1:])
     assert first < 1.0 and second == pytest.approx(MESSAGE_SECONDS, abs=0.3)
@@ -76,9 +76,9 @@ def test_boards_share_steps_train_as_if_each_had_its_own_and_take_the_times_of_t
         setup = make_setup(photos)
         parts = split(photos.training_labels, 3, None, 4, 0)
         seconds = 1.5 * len(parts[0]) // photos.batch_size * setup.table.full_step_ms / 1e3
-        link, clock = simulation(setup, parts, [1.0, 40.0, 1.0], lambda line: None, kind, message_seconds=4.0)
+        link = simulation(setup, parts, [1.0, 40.0, 1.0], lambda line: None, kind, message_seconds=4.0)
         settings = {"grace": 100.0, "round_seconds": seconds}
-        server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, clock=clock, **settings)
+        server = make_server(tmp_path / kind.__name__, link, [], photos, 0.05, boards=3, **settings)
         server.run()
         boards: list[Any] = [handle.__self__ for handle in link.boards.values()]  # type: ignore[attr-defined]
         found.append((server, {board.trainer.training for board in boards}))
