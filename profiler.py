@@ -33,7 +33,8 @@ from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
-from elastic_trainer.timing.table import TimingTable, save_table, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 from elastic_trainer.timing.trace import read_trace
 
 if TYPE_CHECKING:

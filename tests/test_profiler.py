@@ -16,7 +16,7 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import NetworkSettings
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.profiling import table_of_trace
-from elastic_trainer.timing.table import table_settings
+from elastic_trainer.timing.table_file import table_settings
 from elastic_trainer.timing.trace import read_trace
 
 

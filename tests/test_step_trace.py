@@ -21,7 +21,7 @@ import main
 import models
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.machine import environment
-from elastic_trainer.timing.table import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 BEFORE = 4  # steps: an epoch has 3, so all features are made, and no validation follows
 MAX_FRAMES, MAX_FILES, MAX_OBJECTS = 7, 14, 20

@@ -37,7 +37,8 @@ from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import NoTimeToMeasureError, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-from elastic_trainer.timing.table import TimingTable, load_table, save_table, table_folder, table_settings
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)

@@ -16,7 +16,8 @@ from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
 from elastic_trainer.timing.run_steps import table_of_steps
-from elastic_trainer.timing.table import TimingTable, load_table, save_table
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import load_table, save_table
 
 Say = Callable[[str], None]  # a line to the user
 FROM_STEPS = "_steps"  # ends the name of the folder of a table that a run's own steps made

@@ -1,83 +1,26 @@
-"""The timing table: what each tensor of a network costs, how that adds up to a step, and its file.
+"""The timing table: what each tensor of a network costs, and how that adds up to a step.
 
-`profiler.py` makes it; the time budget asks it what a selection takes. It is kept in
-logs/profiles/<model>_<input>_<classes>_<batch>/ as table.csv (a row a tensor) and profile.json (everything else).
+`profiler.py` makes it (`table_file` keeps it); the time budget asks it what a selection takes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import (
-    OBJECT,
-    TEXT,
-    TRUTH,
-    Kinds,
-    alone_in,
-    nullable,
-    number,
-    read_json,
-    reading,
-    require,
-    text,
-    write_csv,
-    write_json,
-)
-from elastic_trainer.machine import environment
-from elastic_trainer.memory.costs import COSTS, MemoryCosts
-from elastic_trainer.networks.names import model_label
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.memory.costs import MemoryCosts
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
 
 # Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
 # predictions are not relied on.
 MAX_ERROR, MAX_FREE = 0.15, 0.15
-# The settings of a network that a table is made for; it is invalid for others.
-TABLE_SETTINGS = (
-    *("model_name", "alpha", "input_size", "num_classes"),
-    *("batch_size", "optimizer", "mixed_precision", "clips_gradients"),
-)
-# What a table depends on besides the network: keys of `machine.environment()`, and of the versions in it.
-_ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")
-_LONGEST_MS = 1e9  # eleven days a step: beyond any device, and far below what arithmetic loses
-_MS, _MS_ABOVE_0, _SIZE = number(0, _LONGEST_MS), number(0, _LONGEST_MS, above=True), number(1, kind=int)
-_COUNT = number(0, kind=int)
-_FIT: dict[str, Kinds] = {
-    **dict.fromkeys(("constant_ms", "t_dy_factor", "t_dw_factor", "t_fw_factor"), _MS),
-    **dict.fromkeys(("reading_factor", "writing_factor", "untraced_ms"), _MS),
-    **dict.fromkeys(("median_error_percent", "p95_error_percent"), nullable(_MS)),
-    **dict.fromkeys(("selections", "rounds"), _COUNT),
-}
-_PROFILE: dict[str, Kinds] = {  # profile.json; what nothing reads is kept as it is
-    **{"optimizer": TEXT, "model_name?": TEXT, "alpha?": number()},
-    **dict.fromkeys(("mixed_precision?", "clips_gradients?", "is_full_alone?"), TRUTH),
-    **dict.fromkeys(("input_size?", "num_classes?", "batch_size?"), _SIZE),
-    **dict.fromkeys(("forward_ms", "preprocessing_ms", "compiling_ms?"), _MS),
-    **dict.fromkeys(("full_step_ms", "gradient_pass_ms", "plain_step_ms?", "profiling_seconds?"), _MS_ABOVE_0),
-    **{"fit": _FIT, "memory?": COSTS, "environment?": {"packages?": OBJECT}, "graph_digest?": TEXT},
-}
-_ROW: dict[str, Kinds] = {  # table.csv
-    "name": text(".+"),
-    "shape": text(r"(\d{1,9}(x\d{1,9})*)?"),
-    "order": _COUNT,
-    **dict.fromkeys(("t_dw_ms", "t_dy_ms", "t_fw_ms"), _MS),
-    "kernel?": TEXT,
-    "features_mb?": _MS,
-}
-_TEXTS = ("name", "shape", "kernel")
-# Fields of a table that profile.json has under the same names.
-_TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")
-_NUMBERS = (*_TIMES, "compiling_ms", "plain_step_ms")
+TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
 
 class StepPrediction(NamedTuple):
@@ -214,7 +157,7 @@ class TimingTable:
         plain_ms = self.plain_step_ms
         return replace(
             self,
-            **{name: factor * getattr(self, name) for name in (*_TIMES, "t_dw_ms", "t_dy_ms", "t_fw_ms")},
+            **{name: factor * getattr(self, name) for name in (*TIMES, "t_dw_ms", "t_dy_ms", "t_fw_ms")},
             fit=replace(self.fit, constant_ms=factor * self.fit.constant_ms),
             plain_step_ms=None if plain_ms is None else factor * plain_ms,
         )
@@ -254,174 +197,3 @@ class TimingTable:
         single = [self.preprocessing_ms, self.full_step_ms, self.gradient_pass_ms]
         times = np.concatenate([self.t_dy_ms, self.t_dw_ms, self.t_fw_ms, self.features_mb, single])
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
-
-
-def table_settings(network: NetworkSettings) -> dict[str, Any]:
-    """Those settings of a network that a table is made for."""
-    return {key: getattr(network, key) for key in TABLE_SETTINGS}
-
-
-def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None = None) -> Path:
-    """Where the timing table of a network is kept; one made from another board's trace is kept apart."""
-    label = model_label(network.model_name, network.alpha)
-    name = f"{label}_{network.input_size}_{network.num_classes}_{network.batch_size}"
-    name += "_clipped" if network.clips_gradients else ""
-    board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
-    return logdir / "profiles" / (name + board)
-
-
-def save_table(table: TimingTable, folder: Path) -> None:
-    """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
-    times = np.stack([table.t_dw_ms, table.t_dy_ms, table.t_fw_ms], axis=1)
-    kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
-    rows = [
-        (name, "x".join(map(str, shape)), order, *(f"{ms:.6f}" for ms in row), kernel, f"{megabytes:.6f}")
-        for order, (name, shape, row, kernel, megabytes) in enumerate(
-            zip(table.names, table.shapes, times, kernels, table.features_mb, strict=True)
-        )
-    ]
-    record = {name: getattr(table, name) for name in _NUMBERS}
-    record |= {"backward_ms": table.full_step_ms - table.forward_ms, "fit": asdict(table.fit)}
-    record["memory"] = None if table.memory is None else table.memory.to_record()
-    known = {name: value for name, value in record.items() if value is not None}
-    with alone_in(folder):
-        (folder / "profile.json").unlink(missing_ok=True)
-        write_csv(folder / "table.csv", [name.removesuffix("?") for name in _ROW], rows)
-        write_json(folder / "profile.json", {**table.settings, **known, **table.details})
-
-
-def load_table(
-    folder: Path,
-    wanted: dict[str, Any],
-    names: Sequence[str],
-    shapes: Sequence[tuple[int, ...]],
-    graph: str,
-    remake_command: str,
-    allow_stale: bool = False,
-) -> TimingTable:
-    """The timing table in `folder`, checked.
-
-    Args:
-        folder, wanted: where it is, and the settings it must have been measured with, as `table_settings`.
-        names, shapes, graph: of `model.trainable_variables`, and the network's `graph_digest`.
-        remake_command: makes the table; part of error messages.
-        allow_stale: only warn of a table of another graph, or from another machine or TensorFlow.
-
-    Raises:
-        UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
-    """
-    if not (folder / "profile.json").is_file() or not (folder / "table.csv").is_file():
-        raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
-    advice = f"make it again: {remake_command}"
-    try:
-        record = read_profile(folder)
-        costs = record.pop("memory", None)
-        settings = {key: record.pop(key, None) for key in wanted}
-        others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
-        if others:
-            raise UserError(f"{folder}: measured with {'; '.join(others)}")
-        rows = _read_rows(folder / "table.csv")
-        _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
-        with reading(folder / "profile.json"):
-            memory = None if costs is None else MemoryCosts.from_record(costs, len(rows))
-    except UserError as error:
-        raise UserError(f"{error}; {advice}") from error
-    why = _stale_because(record, graph)
-    if why and not allow_stale:
-        raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
-    if why:
-        print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
-    place_of = {row["name"]: place for place, row in enumerate(rows)}
-    position_of = {name: position for position, name in enumerate(names)}
-    return TimingTable(
-        names=[*place_of],
-        shapes=[row["shape"] for row in rows],
-        positions=np.array([position_of[name] for name in place_of]),
-        kernels=np.array([place_of.get(row.get("kernel"), -1) for row in rows]),
-        t_dw_ms=np.array([row["t_dw_ms"] for row in rows], float),
-        t_dy_ms=np.array([row["t_dy_ms"] for row in rows], float),
-        t_fw_ms=np.array([row["t_fw_ms"] for row in rows], float),
-        features_mb=np.array([row.get("features_mb") or 0.0 for row in rows]),
-        **{name: record.pop(name, None) for name in _NUMBERS},
-        fit=Fit(**record.pop("fit")),
-        settings=settings,
-        memory=memory,
-        details=record,
-    )
-
-
-def read_profile(folder: Path) -> dict[str, Any]:
-    """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
-    path = folder / "profile.json"
-    record = read_json(path, _PROFILE)
-    unknown = {*record["fit"]} - {each.name for each in fields(Fit)}
-    if unknown:
-        raise UserError(f"{path}: fit: {min(unknown)}: is of another version")
-    return record
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
-    rows: list[dict[str, Any]] = []
-    lines: dict[tuple[str, Any], int] = {}
-    with reading(path), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        for cells in reader:
-            line, row = reader.line_num, {key: cells[key] if key in _TEXTS else _number(cells[key]) for key in cells}
-            require(row, _ROW, f"line {line}: ")
-            for column in ("name", "order"):
-                first = lines.setdefault((column, row[column]), line)
-                if first != line:
-                    raise ValueError(f"line {line}: {column}: {row[column]} is a duplicate of line {first}")
-            row["shape"] = tuple(int(size) for size in row["shape"].split("x") if size)
-            rows.append(row)
-        if not any(row["t_dw_ms"] + row["t_dy_ms"] for row in rows):
-            raise ValueError("holds no time above 0")
-    return sorted(rows, key=lambda row: row["order"])
-
-
-def _number(cell: Any) -> Any:
-    """The number in a cell; the cell itself if it is none."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError, TypeError):
-            return kind(cell)
-    return cell
-
-
-def _check_tensors(rows: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
-    """Raise `UserError` unless the rows are of the network whose tensors have these `shapes`, by name."""
-    for row in rows:
-        name, shape = row["name"], row["shape"]
-        if name not in shapes:
-            raise UserError(f"{folder}: not the timing table of this network, which has no tensor {name}")
-        if shape != shapes[name]:
-            raise UserError(f"{folder}: holds {name} with shape {shape}, not {shapes[name]}")
-    if len(rows) != len(shapes):
-        raise UserError(f"{folder}: holds {len(rows)} of this network's {len(shapes)} tensors")
-
-
-def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
-    """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is.
-
-    What the older environment did not record is not compared.
-    """
-    if profile.get("environment") is None:
-        return "profiled on a different setup: no machine recorded"
-    old, new = ({**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment()))
-    differences = [
-        f"{key.replace('_', ' ')} {_shown(old[key])}, here {_shown(new[key])}"
-        for key in _ORIGIN
-        if old.get(key) is not None and new.get(key) is not None and old[key] != new[key]
-    ]
-    if differences:
-        return f"profiled on a different setup: {'; '.join(differences)}"
-    if profile.get("graph_digest") != graph:
-        return "profiled with other operations: a layer of the network has changed, such as its stride or activation"
-    return None
-
-
-def _shown(value: Any) -> str:
-    """A recorded value in one piece of text."""
-    if isinstance(value, dict):
-        return " ".join(f"{name}={setting}" for name, setting in value.items()) or "unset"
-    return str(value) or "unknown"

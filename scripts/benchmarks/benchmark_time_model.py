@@ -33,7 +33,8 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.profiling import QUICK_SECONDS, make_table
-from elastic_trainer.timing.table import TimingTable, table_settings
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import table_settings
 
 SOLVED_RHOS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 DENSITIES = (1.0, 0.5, 0.2, 0.05)

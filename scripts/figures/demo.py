@@ -72,7 +72,7 @@ def measure(seed: int) -> dict[str, Points]:
     from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.measuring import idle_training
     from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-    from elastic_trainer.timing.table import table_settings
+    from elastic_trainer.timing.table_file import table_settings
     from elastic_trainer.trainer import Trainer
     from elastic_trainer.training.closed_form_head import closed_form_head
     from elastic_trainer.training.evaluation import Evaluation

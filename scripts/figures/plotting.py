@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PaperKey = tuple[str, str, str, float | None]  # data set, network, scheme, ρ: how values of the paper are looked up
+Rows = list[dict[str, Any]]  # of a figure's CSV file
 Curves = dict[str, list[tuple[float, float]]]  # quantity -> (seconds, value)
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
+BLUE, RED = "#0072b2", "#d55e00"
 STYLE: dict[str, Any] = {
     "font.size": 8,
     "axes.titlesize": "medium",

@@ -108,15 +108,16 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
 def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> None:
     """Draw a figure from its finished runs; `what`: `PaperFigure.plot`."""
     import plot
+    import plot_selecting
 
     kind, *quantities = what
     if kind == "profiling":
         steps = {run.table: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
-        plot.profiling(steps, sheet)
+        plot_selecting.profiling(steps, sheet)
         return
     subproblems = sheet._replace(stem=sheet.stem.with_name(f"{sheet.stem.name}_subproblems"))
     if kind == "solver" and not subproblems.stem.with_name(f"{subproblems.stem.name}.csv").is_file():
-        plot.subproblems(subproblems)
+        plot_selecting.subproblems(subproblems)
     plot.KINDS[kind](plotting.group_runs([run.folder for run in runs]), sheet, *quantities)
 
 

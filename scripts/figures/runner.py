@@ -68,7 +68,7 @@ class Run:
     @property
     def table(self) -> Path:
         """The folder of its timing table."""
-        from elastic_trainer.timing.table import table_folder
+        from elastic_trainer.timing.table_file import table_folder
 
         return table_folder(self.command.network, self.command.run.logdir)
 
@@ -131,7 +131,7 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table import load_table, table_folder, table_settings
+    from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
 
     keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
     network, logdir = replace(command.network, weights="none"), command.run.logdir

@@ -24,7 +24,7 @@ from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
 from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.table import table_folder
+from elastic_trainer.timing.table_file import table_folder
 from main import train_run
 
 NETWORK = """

@@ -6,6 +6,7 @@ import matplotlib.axes
 import numpy as np
 import paper_figures
 import plot
+import plot_selecting
 import plotting
 import pytest
 from command_line import error_line
@@ -15,7 +16,7 @@ from plotting import Sheet
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.timing.table import save_table, table_settings
+from elastic_trainer.timing.table_file import save_table, table_settings
 
 
 def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
@@ -138,7 +139,7 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
     table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
     save_table(replace(table, details={"profiling_seconds": 30.0}), tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
-    plot.profiling({tmp_path / "net": 1500}, Sheet(tmp_path / "profiling", reference=reference))
+    plot_selecting.profiling({tmp_path / "net": 1500}, Sheet(tmp_path / "profiling", reference=reference))
     [row] = rows_of(tmp_path / "profiling")
     assert float(row["percent"]) == pytest.approx(10) and drawn == [0.42]
 
@@ -209,7 +210,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
     )
     table.details["profiling_seconds"] = 3.0
     save_table(table, tmp_path / "$^$")
-    plot.profiling({tmp_path / "$^$": 1500}, Sheet(tmp_path / "profiling"))
+    plot_selecting.profiling({tmp_path / "$^$": 1500}, Sheet(tmp_path / "profiling"))
     for stem in ("curves", "bars", "maps", "time", "profiling"):
         assert rows_of(tmp_path / stem)
 

@@ -27,7 +27,7 @@ from elastic_trainer.errors import UserError
 from elastic_trainer.machine import environment
 from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.selection.schemes import trainable_mask
-from elastic_trainer.timing.table import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")
 

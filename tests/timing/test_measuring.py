@@ -20,7 +20,7 @@ from elastic_trainer.timing.measuring import (
     measure,
 )
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-from elastic_trainer.timing.table import table_settings
+from elastic_trainer.timing.table_file import table_settings
 
 
 @pytest.mark.parametrize("count", [4, 11, 28, 158])

@@ -20,14 +20,8 @@ from elastic_trainer.memory.costs import NO_CHAIN, Kept, MemoryCosts
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import DataSettings, NetworkSettings
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.table import (
-    TABLE_SETTINGS,
-    TimingTable,
-    load_table,
-    save_table,
-    table_folder,
-    table_settings,
-)
+from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table_file import TABLE_SETTINGS, load_table, save_table, table_folder, table_settings
 
 GRAPH = "a1b2"
 

@@ -21,7 +21,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.task import CompiledTask
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.table import table_folder
+from elastic_trainer.timing.table_file import table_folder
 from elastic_trainer.training.step import TrainStep
 from models import build_model
 
