@@ -174,6 +174,8 @@ def _compare(
     forward = forward_function(model, 1)
     predictors: dict[str, Any] = {"keras": lambda image: forward(image[None])[0].numpy()}
     predictors |= {name: Interpreter(content) for name, content in files.items()}
+    for predict in predictors.values():  # the first call compiles: the bar would expect the same of all
+        predict(images[0])
     start, logits = time.perf_counter(), {name: list[np.ndarray]() for name in predictors}
     order = np.random.default_rng(0).permutation(len(images))  # where time ends the check, all classes were checked
     for k in tqdm(order, "checking files", unit="image", dynamic_ncols=True):

@@ -3,7 +3,7 @@
 
     python scripts/benchmarks/fuzz.py --minutes 60 > fuzz.json
 
-The properties are those of `tests/properties.py`, which `tests/test_properties.py` tries for seconds. They take turns,
+The properties are those of `tests/properties*.py`, which `tests/test_properties.py` tries for seconds. They take turns,
 each time with another seed. The record says how many examples each had, and what failed, with its input.
 """
 
@@ -22,6 +22,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 import properties_of_boards  # noqa: F401  # enters its properties
+import properties_of_command_lines  # noqa: F401  # enters its properties
+import properties_of_files  # noqa: F401  # enters its properties
 import properties_of_training  # noqa: F401  # enters its properties
 from properties import EXAMPLES, PROPERTIES, SLOW, attempt, shown
 

@@ -1,0 +1,73 @@
+"""A property of command lines, see `properties.py`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from hypothesis import strategies as st
+from made_up_command_lines import FOLDERS
+from properties import one_line, property_of
+
+from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.cli.data_command import parse_data
+from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.extensions.fleet.command_line import COMMANDS, parse_fleet
+from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
+
+_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output", *(name for each in COMMANDS.values() for name in each.flags)})
+_CHOICES = sorted({str(one) for flag in MAIN_FLAGS.values() for one in getattr(flag.type, "names", [])})
+_WORDS = [
+    *("", "-", "--", "=", "0", "-1", "1", "4", "10", "0.5", "1e400", "nan", "inf", "1e-320", "True", "False", "none"),
+    *("5m", "1h 30m", "0s", "1e9d", "2G", "80%", "-5%", "1e30M", "imagenet", "digits", "image_folder", "sgd", "adam"),
+    *(
+        "/",
+        ".",
+        "..",
+        "~",
+        "/dev/null",
+        "/proc/self/mem",
+        "a\0b",
+        "a\nb",
+        "x" * 300,
+        "\udcff",
+        "é",
+        "🐀",
+        "--rho",
+        "@x",
+    ),
+    *("no/such.keras", "no/such.py:f", f"{__file__}:f", f"{__file__}:", __file__, "1" * 400, "0x10", "1_0", "٣"),
+    *("show", "prepare", "serve", "join", "simulate", "mobilenetv2", "resnet50", "vit", *FOLDERS),
+]
+VALUES = st.one_of(
+    *(st.sampled_from(_WORDS), st.sampled_from(_CHOICES), st.text()), st.integers().map(str), st.floats().map(str)
+)
+_FLAGS = st.sampled_from(_NAMES).map(lambda name: f"--{name}")
+_PIECES = st.one_of(
+    st.tuples(_FLAGS, VALUES).map(list),
+    st.tuples(_FLAGS, VALUES).map(lambda pair: ["=".join(pair)]),
+    _FLAGS.map(lambda flag: [flag]),
+    VALUES.map(lambda value: [value]),
+)
+_PARSERS = {
+    "main.py": parse_main,
+    "profiler.py": parse_profiler,
+    "data.py": parse_data,
+    "fleet.py": parse_fleet,
+}
+
+
+@property_of(
+    st.sampled_from(sorted(_PARSERS)),
+    st.sampled_from([[], ["show"], ["prepare"], ["serve"], ["join"], ["simulate"]]),
+    st.lists(_PIECES, max_size=6),
+)
+def any_command_line_is_parsed_or_refused_in_a_line(script: str, start: list[str], pieces: list[list[str]]) -> None:
+    with one_line():
+        try:
+            command = _PARSERS[script]([*start, *itertools.chain(*pieces)])
+        except SystemExit as stopped:  # --help
+            assert stopped.code == 0 and any("--help".startswith(one) or one == "-h" for [one, *_] in pieces)
+            return
+        if hasattr(command, "config"):
+            json.dumps(command.config)
