@@ -120,7 +120,9 @@ def serve(command: ServeCommand, link: Link | None = None) -> None:
         if link is not None:
             boards = nullcontext(link)
         elif command.simulation is None:
-            boards = _real(command, folder, stop.check)
+            from elastic_trainer.extensions.fleet.superlink import superlink
+
+            boards = superlink(command.fleet, folder, say, stop.check)
         else:
             boards = _simulated(command, dataset, parts, folder, stop.check)
             how = "a simulation cannot be continued, start it again"
@@ -139,16 +141,6 @@ def serve(command: ServeCommand, link: Link | None = None) -> None:
         f"{summary['train_seconds']:.1f} s of rounds; the least trained tensor trained in {summary['coverage']:.0%} of "
         f"all boards' rounds; {(summary['bytes_down'] + summary['bytes_up']) / 1e6:.1f} MB sent"
     )
-
-
-@contextmanager
-def _real(command: ServeCommand, folder: Path, check: Check) -> Iterator[Link]:
-    """The link to real boards, through Flower."""
-    from elastic_trainer.extensions.fleet.superlink import superlink
-
-    with superlink(command.fleet, folder, say, check) as link:
-        say(f"serving at {command.fleet.host}:{command.fleet.port}; run folder {folder}")
-        yield link
 
 
 @contextmanager

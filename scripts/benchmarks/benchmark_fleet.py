@@ -57,10 +57,11 @@ from elastic_trainer.extensions.fleet.average import OwnAverage
 from elastic_trainer.extensions.fleet.board import EPOCHS
 from elastic_trainer.extensions.fleet.command_line import ServeCommand, parse_fleet, sent_words
 from elastic_trainer.extensions.fleet.messages import About
+from elastic_trainer.extensions.fleet.pace import usual_round_seconds
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Roster
 from elastic_trainer.extensions.fleet.rounds import BoardSetup
-from elastic_trainer.extensions.fleet.server import FleetServer, usual_round_seconds
+from elastic_trainer.extensions.fleet.server import FleetServer
 from elastic_trainer.extensions.fleet.settings import PASSES
 from elastic_trainer.extensions.fleet.simulated import SimulatedBoard, simulation
 from elastic_trainer.networks.names import GLYPH_WEIGHTS

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.messages import About, Parcel, about_of, reason
 
+Parsed = TypeVar("Parsed")
 POLL_SECONDS = 0.25  # between two looks for boards and replies
 HELLO_SECONDS = 86_400.0  # a board gets ready in its own time; that it has started again, Flower says
 LONGEST_SECONDS = 600.0  # at least, after which nothing waits for an answer any more
@@ -153,6 +154,18 @@ class Roster:
         for member in waiting:
             self.say(f"{what}: board {member.name} did not answer within {seconds:.0f} s; going on without it")
         return answers
+
+    def parsed(
+        self, answers: Sequence[Answer], parse: Callable[[Answer], Parsed], text: str
+    ) -> list[tuple[Answer, Parsed]]:
+        """The answers that `parse` can read, and what it reads; a line of this `text` on each other one."""
+        found = []
+        for answer in answers:
+            try:
+                found.append((answer, parse(answer)))
+            except ValueError as error:
+                self.say(text.format(answer.member.name, error))
+        return found
 
     def _send(self, member: Member, parcel: Parcel, seconds: float, what: str) -> Sent | None:
         """Send a message that expires after `seconds`; None if that is not possible, which is a line."""

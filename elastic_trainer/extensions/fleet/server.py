@@ -7,11 +7,9 @@ the head is in closed form again, since each board has trained it for its own cl
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,65 +17,24 @@ from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.average import OwnAverage, mean_result
 from elastic_trainer.extensions.fleet.board import sent_names, trained_names
-from elastic_trainer.extensions.fleet.messages import (
-    About,
-    Parcel,
-    Result,
-    losses_of,
-    result_of,
-    sums_of,
-    update_of,
-    with_speed,
-)
+from elastic_trainer.extensions.fleet.closed_form import ClosedForm
+from elastic_trainer.extensions.fleet.messages import Parcel, Result, result_of, update_of, with_speed
+from elastic_trainer.extensions.fleet.pace import Pace, max_steps, rate_of_round
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.roster import Answer, Roster
-from elastic_trainer.extensions.fleet.settings import PASSES, FleetSettings
-from elastic_trainer.networks.tensors import last_layers
+from elastic_trainer.extensions.fleet.settings import FleetSettings
 from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.task import ImageClassification
 from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.feature_sums import NO_IMAGES, SCALES, SHRINKAGES, FeatureSums, Head, chosen
+from elastic_trainer.training.feature_sums import Head
 
 if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.extensions.fleet.strategy import StrategyRounds
 
-Parsed = TypeVar("Parsed")
-HEAD_PASSES = 1 / 3  # at least in a round, of the slowest board with its head alone, over a mean board's photos
-LEAST_IMAGES = 800  # of the fastest board in a round: shorter ones are worse, since momentum starts at 0 in each
 MAX_EMPTY = 10  # rounds in a row of which nothing can be used
-STARTS = 2.0  # of a board, in which one starts, compiles and replies
-GOODBYE_SECONDS = 20.0  # in which boards say that they know of the end
-WARM_UP = 0.25  # of the rounds, in which the rate rises; the first round at the full rate spoils a pretrained network
-
-
-def rate_of_round(number: int, rounds: int, highest: float) -> float:
-    """The learning rate of round `number`, from 1 to `rounds`: it rises linearly, and falls to 0 by a cosine."""
-    rise = max(round(WARM_UP * rounds), 1)
-    return highest * min(number / (rise + 1), 1.0) * 0.5 * (1 + math.cos(math.pi * (number - 1) / rounds))
-
-
-def usual_round_seconds(boards: Collection[About], passes: float = PASSES) -> float:
-    """Deadline of a round, so that the fastest board can train everything, and the slowest its head.
-
-    A pass is one over the mean number of photos, since a board may have very few; the fastest board trains on
-    `LEAST_IMAGES` at least. docs/log/fleet.md compares lengths.
-
-    Args:
-        boards: what each has said of itself.
-        passes: of the fastest board with all tensors.
-    """
-    fastest = min(board.full_seconds / board.images for board in boards)
-    slowest = max(board.head_seconds / board.images for board in boards)
-    images = float(np.mean([board.images for board in boards]))
-    return max(max(passes * images, LEAST_IMAGES) * fastest, HEAD_PASSES * images * slowest)
-
-
-def max_steps(about: About, seconds: float) -> int:
-    """How many steps a board can do in a round at most: one a photo, head alone, twice as fast as it said."""
-    return math.ceil(2 * about.images * (1 + seconds / about.head_seconds))
 
 
 class FleetServer:
@@ -95,6 +52,7 @@ class FleetServer:
 
     Attributes:
         weights: that boards get, by name.
+        pace: how long boards have.
         seconds: of all rounds so far, testing not included.
     """
 
@@ -114,6 +72,8 @@ class FleetServer:
         self._strategy = strategy or OwnAverage()
         self._evaluation = Evaluation(ImageClassification(model))
         self._trained = trained_names(model)
+        self.pace = Pace(settings, roster, records)
+        self._closed_form = ClosedForm(model, roster, self.pace)
         self._read_weights()
         self._tests: dict[str, Result] = {}  # of the best model: of the server's photos, or of each board's
         self._steps, self.seconds, self._empty = 0, 0.0, 0
@@ -124,9 +84,9 @@ class FleetServer:
         state = self.records.restore()
         if state is not None:
             self._resume(state)
-        if rounds := self.records.rounds:
-            seconds = self._settings.grace + (rounds[-1]["round_seconds"] or 0.0)
-            self._roster.wait_for(self._settings.boards, least=self._settings.min_boards, seconds=seconds)
+        if self.records.rounds:
+            least, seconds = self._settings.min_boards, self.pace.return_seconds()
+            self._roster.wait_for(self._settings.boards, least=least, seconds=seconds)
         else:
             self._roster.wait_for(self._settings.boards)
         if not self.records.rounds:
@@ -137,8 +97,7 @@ class FleetServer:
 
     def say_goodbye(self) -> None:
         """Give the boards the best model, and let them go."""
-        seconds = max(min(self._settings.grace, GOODBYE_SECONDS), self._start_seconds())
-        self._roster.ask(Parcel("end", {}, self.weights), seconds, "the end")
+        self._roster.ask(Parcel("end", {}, self.weights), self.pace.goodbye_seconds(), "the end")
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +121,7 @@ class FleetServer:
     def _first_round(self) -> None:
         """Round 0: the head of all photos, from sums of features, which the boards send (Fed3R)."""
         start = self._roster.now()
-        while (found := self._closed_form("round 0")) is None:
+        while (found := self._closed_form.fit(self.weights, "round 0")) is None:
             self._nothing_came("round 0")
             self._roster.wait_for(1, is_free=True)
         (head, answers), self._empty = found, 0
@@ -174,115 +133,23 @@ class FleetServer:
         boards = len({one.member for one in answers}) if head else 0
         self._end_round({"round_seconds": None, "learning_rate": 0.0}, answers, boards, late=0)
 
-    def _set_head(self, head: Head) -> None:
-        [layer, *_] = last_layers(self._model)
-        layer.kernel.assign(head.kernel)
-        layer.bias.assign(head.bias)
+    def _set_head(self, head: Head, keeps: bool = False) -> None:
+        self._closed_form.assign(head, keeps)
         self._read_weights()
-
-    def _last_head(self) -> list[Answer]:
-        """Replace the head by that in closed form of the trained network, if there is one; the boards' answers.
-
-        Classes of boards that are gone keep their outputs.
-        """
-        head, answers = self._closed_form("the last head") or (None, [])
-        if head is not None:
-            [layer, *_] = last_layers(self._model)
-            pairs = zip(head, (layer.kernel, layer.bias), strict=True)
-            self._set_head(Head(*(np.where(head.bias > NO_IMAGES, new, old.numpy()) for new, old in pairs)))
-        return answers
-
-    def _closed_form(self, what: str) -> tuple[Head | None, list[Answer]] | None:
-        """The head of the photos of all boards, None if there are no sums of features; and the boards' answers.
-
-        None if no board has answered.
-
-        The boards send sums twice: of the photos that a head is fitted to first, and of all. Between them they say how
-        well the heads of several shrinkages do on the photos that are held back.
-        """
-        [layer, *_] = last_layers(self._model)
-        kernel = getattr(layer, "kernel", None)
-        if kernel is None or len(kernel.shape) != 2:
-            return None, []
-        features, classes = kernel.shape
-
-        def sums(answer: Answer) -> list[FeatureSums]:
-            images = answer.about.images
-            return [sums_of(answer.parcel, prefix, classes, features, images) for prefix in ("first_", "all_")]
-
-        answers = self._asked("sums", self.weights, what)
-        if not answers:
-            return None
-        found = [sums for _, sums in self._parsed(answers, sums, f"{what}: board {{}}: {{}}; it is left out")]
-        if not found:
-            return None, answers
-        firsts, wholes = zip(*found, strict=True)
-        first, shape = FeatureSums.together(firsts), (len(SHRINKAGES), len(SCALES))
-        losses = [np.zeros(shape)]
-        if first.counts.sum():
-            heads = first.heads(SHRINKAGES)
-            arrays = {
-                "kernels": np.stack([one.kernel for one in heads]),
-                "biases": np.stack([one.bias for one in heads]),
-            }
-            replies = self._asked("losses", arrays, what)
-            losses += [one for one in (losses_of(reply.parcel, shape) for reply in replies) if one is not None]
-            answers += replies
-        head = FeatureSums.together(wholes).head(*chosen(np.sum(losses, axis=0)))
-        return head if all(np.isfinite(part).all() for part in head) else None, answers
-
-    def _asked(self, kind: str, arrays: dict[str, np.ndarray], what: str) -> list[Answer]:
-        """Answers to what takes a pass over the photos and no training."""
-        boards = self._roster.ready.values()
-        if not boards:
-            return []
-        seconds = 4 * max(about.head_seconds for about in boards) + 3 * self.grace()
-        return self._roster.ask(Parcel(kind, {"seconds": self.round_seconds()}, arrays), seconds, what)
 
     # --- the other rounds ---------------------------------------------------------------------------------------------
 
-    def round_seconds(self) -> float:
-        """Deadline of a round: given, or `usual_round_seconds`, then no shorter than what is not a step."""
-        given = self._settings.round_seconds
-        if given is not None:
-            return given
-        usual = usual_round_seconds(self._roster.ready.values(), self._settings.round_passes)
-        return max(usual, self.other_seconds())
-
-    def grace(self) -> float:
-        """Seconds beyond a deadline."""
-        return max(self._settings.grace, self._start_seconds())
-
-    def _start_seconds(self) -> float:
-        """In which each board starts, compiles and replies, where each message starts its process."""
-        starts = [member.ready_seconds for member in self._roster.ready]
-        return STARTS * max(starts, default=0.0) if self._settings.starts_boards else 0.0
-
-    def other_seconds(self) -> float:
-        """What the answers of the latest round took besides steps, the median of its boards; 0 before.
-
-        On a slow board, taking weights and compiling may take longer than the messages. It is at least the grace for a
-        board that was too late.
-        """
-        number, rounds = len(self.records.rounds) - 1, self.records.rounds
-        late = [self.grace()] * (rounds[-1]["late"] if rounds else 0)
-        rows = [row for row in self.records.boards if row["round"] == number]
-        steps = [row["steps"] * (row["step_ms"] or row["predicted_step_ms"] or 0.0) / 1e3 for row in rows]
-        taken = [row["answer_seconds"] - seconds for row, seconds in zip(rows, steps, strict=True)]
-        return statistics.median([*taken, *late] or [0.0])
-
     def _round(self, number: int) -> None:
         self._roster.wait_for(1, is_free=True)
-        seconds, rate = self.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
+        seconds, rate = self.pace.round_seconds(), rate_of_round(number, self._settings.rounds, self._rate)
         values = {"round": number, "seconds": seconds, "rate": rate, "changes": self._settings.changes}
         before = {name: self.weights[name] for name in self._trained}
         parcel = Parcel("train", values, before)
         free = [member.node for member in self._roster.ready if member.is_free]
         asked = self._strategy.choose(number, before, free)
         start = self._roster.now()
-        grace = max(self.grace(), 2 * self.other_seconds()) * 2**self._empty  # all may be slower than thought
-        answers = self._roster.ask(parcel, seconds + grace, f"round {number}", asked)
-        accepted = self._parsed(
+        answers = self._roster.ask(parcel, self.pace.answer_seconds(seconds, self._empty), f"round {number}", asked)
+        accepted = self._roster.parsed(
             answers,
             lambda answer: update_of(answer.parcel, answer.about.images, max_steps(answer.about, seconds), before),
             f"round {number}: the reply of board {{}} is dropped: {{}}",
@@ -299,7 +166,10 @@ class FleetServer:
         self._steps += sum(update.steps for update in updates.values())
         late = len(asked) - len(answers)
         if number == self._settings.rounds:
-            answers += self._last_head()
+            head, more = self._closed_form.fit(self.weights, "the last head") or (None, [])
+            answers += more
+            if head is not None:
+                self._set_head(head, keeps=True)
         self.seconds += self._roster.now() - start
         for answer, update in accepted:
             places = [place for place, tensor in enumerate(self._trained) if tensor in update.changes]
@@ -312,18 +182,6 @@ class FleetServer:
         if self._empty == MAX_EMPTY:
             raise UserError(f"{what}: nothing of what the boards sent could be used, {MAX_EMPTY} times in a row")
         self._say(f"{what}: nothing that the boards sent can be used; it is repeated")
-
-    def _parsed(
-        self, answers: Sequence[Answer], parse: Callable[[Answer], Parsed], text: str
-    ) -> list[tuple[Answer, Parsed]]:
-        """The answers that `parse` can read, and what it reads; a line of this `text` on each other one."""
-        found = []
-        for answer in answers:
-            try:
-                found.append((answer, parse(answer)))
-            except ValueError as error:
-                self._say(text.format(answer.member.name, error))
-        return found
 
     def _end_round(self, values: dict[str, Any], answers: Sequence[Answer], boards: int, late: int) -> None:
         """Test the model, keep it if it is the best, and write everything."""
@@ -352,8 +210,8 @@ class FleetServer:
         def tested(answer: Answer) -> Result:
             return result_of(answer.parcel, answer.about.test_images)
 
-        answers = self._asked("test", self.weights, "test")
-        found = self._parsed(answers, tested, "the test of board {} is dropped: {}")
+        answers = self._roster.ask(Parcel("test", {}, self.weights), self.pace.pass_seconds(), "test")
+        found = self._roster.parsed(answers, tested, "the test of board {} is dropped: {}")
         return {answer.about.name: result for answer, result in found}
 
     def is_worse(self, tests: Mapping[str, Result]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from logging import INFO, WARNING
+from logging import WARNING
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,12 +80,6 @@ class ElasticStrategy(FedAvg):
         values = {"images": metrics[self.weighted_by_key], STEPS: metrics.get(STEPS, 1)}
         parcel = Parcel("trained", values, changes)
         return update_of(parcel, images_of(parcel), MAX_REPORTED, self._weights)
-
-    def summary(self) -> None:
-        """Log the settings."""
-        log(INFO, "\t├──> Elastic settings:")
-        log(INFO, "\t│\t└── Changes are averaged by local step: %s", self.normalised)
-        super().summary()
 
 
 def strategy_of(name: str, words: str) -> OwnAverage | StrategyRounds:

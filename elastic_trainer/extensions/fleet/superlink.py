@@ -74,7 +74,7 @@ def superlink(
     Args:
         settings: where boards reach it.
         folder: of the run; Flower's log is written there.
-        say: is given a line on each address whose request is refused, once a reason.
+        say: is given a line on where it listens, and on each address whose request is refused, once a reason.
         check: is called before each pause of the server; may raise an error to stop.
 
     Raises:
@@ -109,6 +109,7 @@ def superlink(
         thread.start()
         while thread.is_alive() and not server.started:
             time.sleep(0.05)
+        say(f"serving at {settings.host}:{settings.port}; run folder {folder}")
         try:
             yield link
         finally:

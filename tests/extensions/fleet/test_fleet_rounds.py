@@ -14,9 +14,9 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.errors import UserError
 from elastic_trainer.extensions.fleet.board import Board, trained_names
 from elastic_trainer.extensions.fleet.messages import About, Parcel, Result
+from elastic_trainer.extensions.fleet.pace import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.records import Records
 from elastic_trainer.extensions.fleet.rounds import RoundClock, RoundOver
-from elastic_trainer.extensions.fleet.server import rate_of_round, usual_round_seconds
 from elastic_trainer.extensions.fleet.simulated import LocalLink, SimulatedClock
 from elastic_trainer.memory.budget import MemoryBudget
 from elastic_trainer.memory.costs import MemoryCosts
@@ -219,9 +219,9 @@ def test_after_the_last_round_the_head_is_in_closed_form_but_of_classes_that_no_
     trained = list[np.ndarray]()
     set_head = server._set_head
 
-    def noted(head):
+    def noted(head, keeps=False):
         trained.append(server.weights[trained_names(server._model)[-2]])
-        set_head(head)
+        set_head(head, keeps)
         trained.append(server.weights[trained_names(server._model)[-2]])
 
     server._set_head = noted
@@ -240,18 +240,18 @@ def test_models_are_compared_on_boards_that_tested_both(tmp_path):
 
 def test_what_takes_time_besides_steps_is_the_median_of_the_latest_round_and_late_boards_count(tmp_path):
     server = make_server(tmp_path, local([]), [], grace=20.0)
-    assert server.other_seconds() == 0
+    assert server.pace.other_seconds() == 0
     server.records.rounds = [{"late": 0}, {"late": 0}]
     names = "round", "answer_seconds", "steps", "step_ms", "predicted_step_ms"
     of_boards = (0, 99.0, 1, 1.0, 1.0), (1, 9.0, 10, 500.0, 1.0), (1, 10.0, 10, 500.0, 1.0), (1, 11.0, 2, None, 2500.0)
     server.records.boards = [dict(zip(names, row, strict=True)) for row in of_boards]
-    assert server.other_seconds() == 5.0
+    assert server.pace.other_seconds() == 5.0
     server.records.rounds[-1]["late"] = 4
-    assert server.other_seconds() == 20.0
+    assert server.pace.other_seconds() == 20.0
 
 
 def test_the_deadline_follows_the_speed_that_boards_measure_in_rounds(tmp_path, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.extensions.fleet.server.LEAST_IMAGES", 16)
+    monkeypatch.setattr("elastic_trainer.extensions.fleet.pace.LEAST_IMAGES", 16)
     board = make_board(0)
 
     def handle(parcel):
@@ -273,7 +273,7 @@ def test_where_each_message_starts_a_process_boards_have_the_time_that_getting_r
     link = LocalLink({1: make_board(0).handle}, lambda node, reply: 30.0)
     server = make_server(tmp_path, link, [], grace=20.0, starts_boards=starts_boards)
     server._roster.wait_for(1)
-    assert server.grace() == pytest.approx(expected, abs=1.0)
+    assert server.pace.grace() == pytest.approx(expected, abs=1.0)
 
 
 def test_no_board_is_asked_for_a_test_where_nobody_has_photos_for_it(tmp_path):

@@ -60,7 +60,7 @@ class BoardAlone(SimulatedBoard):
 
 
 def test_a_round_is_at_least_as_long_as_its_messages_took(tmp_path, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.extensions.fleet.server.LEAST_IMAGES", 16)
+    monkeypatch.setattr("elastic_trainer.extensions.fleet.pace.LEAST_IMAGES", 16)
     photos = data(count=48)
     link = simulation(make_setup(photos), split(photos.training_labels, 3, None, 4, 0), [1.0] * 3, print)
     settings = {"grace": 100.0, "round_seconds": None}
