@@ -45,7 +45,8 @@ class Checkpoints:
 
         If the disk is full or cannot be written to, the older ones remain.
         """
-        text = json.dumps({"version": VERSION, "run_id": self._run_id, **state.record}, separators=(",", ":")).encode()
+        about = {"version": VERSION, "run_id": self._run_id, "arrays": len(state.arrays)}
+        text = json.dumps({**about, **state.record}, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
             for name, array in {_STATE: np.frombuffer(text, np.uint8), **state.arrays}.items():
@@ -100,4 +101,7 @@ def _read(path: Path) -> State:
         check_unpacked(archive)
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}  # reading checks the checksums
-    return State(arrays, json.loads(arrays.pop(_STATE).tobytes()))
+    record = json.loads(arrays.pop(_STATE).tobytes())
+    if record.pop("arrays", len(arrays)) != len(arrays):  # zip has no checksum of its list of contents
+        raise ValueError("arrays are missing")
+    return State(arrays, record)

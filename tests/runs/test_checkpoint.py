@@ -73,6 +73,21 @@ def test_damaged_checkpoint_does_not_count_as_one_of_the_two_kept(tmp_path):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-0000000001.npz", "step-0000000003.npz"]
 
 
+def test_a_checkpoint_whose_list_of_arrays_is_damaged_is_skipped(tmp_path, capsys):
+    """A comment of 256 bytes in zip's list hides what is listed after it."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, State({"a": np.arange(3), "b": np.arange(4)}, {"step": step}))
+    path = tmp_path / "step-0000000002.npz"
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02", content.index(b"PK\x01\x02") + 1)
+    content[entry + 33] = 1
+    path.write_bytes(content)
+    found = Checkpoints(tmp_path).latest()
+    assert found is not None and found.record["step"] == 1 and [*found.arrays] == ["a", "b"]
+    assert f"{path} is damaged (arrays are missing)" in capsys.readouterr().err
+
+
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, State({}, {}))
     monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
