@@ -99,8 +99,8 @@ def solve(
         steps = None
     else:
         steps = time_resolution or _resolution(int((own > 0).sum()))
-        unit = budget / steps * (1 + 1e-12)  # slack for float summation order
-        room, own = room / unit, np.ceil(own / unit)
+        units = steps / (1 + 1e-12)  # slack for float summation order
+        room, own = room / budget * units, np.ceil(own / budget * units)  # budget / units may be too small a float
     found = _best(np.floor(room).astype(np.int64), own.astype(np.int64), importance[candidates])
     mask = np.zeros(len(t_dw), np.int8)
     mask[candidates[found]] = 1

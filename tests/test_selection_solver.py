@@ -170,6 +170,12 @@ def test_rounded_times_give_the_same_mask_on_every_run():
         assert first.tolist() == again.tolist()
 
 
+def test_the_smallest_floats_are_times_like_others():
+    with np.errstate(all="raise", under="ignore"):
+        found = solve([0.0, 0.0], [1e-323, 1e-323], [1.0, 2.0], 1.5e-323)
+    assert found.mask.tolist() == [0, 1]
+
+
 def test_negative_budget_selects_nothing():
     selection = solve([1.5, 1.0], [1.0, 1.0], [1.0, 1.0], -3.0)
     assert selection.mask.tolist() == [0, 0] and selection.time == 0
