@@ -89,7 +89,6 @@ class FleetServer:
             self._roster.wait_for(self._settings.boards, least=least, seconds=seconds)
         else:
             self._roster.wait_for(self._settings.boards)
-        if not self.records.rounds:
             self._first_round()
         while len(self.records.rounds) <= self._settings.rounds:
             self._round(len(self.records.rounds))
