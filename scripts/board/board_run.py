@@ -45,7 +45,8 @@ class Run:
         start = time.monotonic()
         arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
         arrays.update({f"best/{name}": value for name, value in self.best.items()})
-        about = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
+        about = {"key": self.key, "state": self.state, "arrays": len(arrays)}
+        about = np.frombuffer(json.dumps(about).encode(), np.uint8)
         replace_file(self.path, lambda file: np.savez(file, about=about, **arrays))
         self.saved = time.monotonic()
         # Another such file, half of it as weights, and the network.

@@ -94,7 +94,10 @@ def read_checkpoint(path):
     try:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-        return json.loads(arrays.pop("about").tobytes()), arrays
+        about = json.loads(arrays.pop("about").tobytes())
+        if about.get("arrays", len(arrays)) != len(arrays):  # zip has no checksum of its list of contents
+            raise ValueError("arrays are missing")
+        return about, arrays
     except Exception as error:  # zipfile and NumPy raise many types
         fail(f"--resume: {path} cannot be read ({error}); start again with --overwrite")
 
