@@ -46,8 +46,8 @@ class Run:
         arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
         arrays.update({f"best/{name}": value for name, value in self.best.items()})
         about = {"key": self.key, "state": self.state, "arrays": len(arrays)}
-        about = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        replace_file(self.path, lambda file: np.savez(file, about=about, **arrays))
+        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
         self.saved = time.monotonic()
         # Another such file, half of it as weights, and the network.
         self.finishing = (self.saved - start) * (2 + self.model_bytes / self.path.stat().st_size)
