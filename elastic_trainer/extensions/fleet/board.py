@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.fleet.messages import SPEED, Parcel, sums_arrays
+from elastic_trainer.extensions.fleet.messages import SPEED, About, Parcel, sums_arrays
 from elastic_trainer.extensions.fleet.rounds import BoardSetup, RoundClock, RoundOver, RoundScheme
 from elastic_trainer.files import atomic_path
 from elastic_trainer.networks.tensors import all_mask
@@ -160,8 +160,7 @@ class Board:
         self._load(parcel.arrays)
         self._ready_for, trained = wanted, {*trained_names(model)}
         self._fixed = {name: array for name, array in parcel.arrays.items() if name not in trained}
-        about = {"name": self.name, "images": data.train_count, "test_images": data.test_count}
-        return Parcel("ready", {**about, **self._speed()})
+        return Parcel("ready", About(self.name, data.train_count, data.test_count, **self._speed())._asdict())
 
     def _speed(self) -> dict[str, float]:
         """What a pass over the photos takes here, by the latest rounds."""

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
 )
 pytest_plugins = ["small_boards"]
-FULL_DISK = '        raise OSError(28, "No space left", "x")\n        accuracies = ['  # at the end of a run
 
 
 def test_the_best_weights_stay_the_best_where_resume_goes_on_with_an_epoch(board_modules):
@@ -98,23 +97,29 @@ def test_a_validation_that_the_deadline_cuts_short_says_of_how_many_photos(board
     assert network.validate(examples, photos, lambda: False)[1:] == (1.0, 2)
 
 
-def test_a_checkpoint_that_has_lost_arrays_is_refused(three_wheels, board_modules, exported, photos, tmp_path, capsys):
+@pytest.fixture(scope="module")
+def unfinished(three_wheels, exported, photos, tmp_path_factory):
+    """The output of a run whose disk was full when it wrote its results."""
+    place = tmp_path_factory.mktemp("unfinished")
+    line, error = "        accuracies = [", '        raise OSError(28, "No space left", "x")\n'
+    full = changed_copy(exported, place / "full", "board_run.py", line, error + line)
+    run(three_wheels, full, "--data_dir", photos, "--output", place / "out", code=1)
+    return place / "out"
+
+
+def test_a_checkpoint_that_has_lost_arrays_is_refused(board_modules, unfinished, tmp_path, capsys):
     """Zip has no checksum of its list of contents, so a damaged one may hide some."""
-    full = changed_copy(exported, tmp_path / "full", "board_run.py", "        accuracies = [", FULL_DISK)
-    run(three_wheels, full, "--data_dir", photos, "--output", tmp_path, code=1)
     path = tmp_path / "checkpoint.npz"
-    _, arrays = board_modules.train.read_checkpoint(path)
-    with np.load(path) as file:
+    _, arrays = board_modules.train.read_checkpoint(unfinished / "checkpoint.npz")
+    with np.load(unfinished / "checkpoint.npz") as file:
         np.savez(path, **{name: file[name] for name in file.files if name != min(arrays)})
     with pytest.raises(SystemExit):
         board_modules.train.read_checkpoint(path)
     assert f"--resume: {path} cannot be read (arrays are missing)" in capsys.readouterr().err
 
 
-def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, photos, trained, tmp_path):
-    full = changed_copy(exported, tmp_path / "full", "board_run.py", "        accuracies = [", FULL_DISK)
-    output = tmp_path / "out"
-    run(three_wheels, full, "--data_dir", photos, "--output", output, code=1)
+def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, trained, unfinished, tmp_path):
+    output = shutil.copytree(unfinished, tmp_path / "out")
     assert {path.name for path in output.iterdir()} == {"checkpoint.npz", "weights.npz", "model.tflite"}
     run(three_wheels, exported, "--data_dir", tmp_path / "elsewhere", "--output", output, "--resume")
     assert {path.name for path in output.iterdir()} == {path.name for path in trained.iterdir()}
