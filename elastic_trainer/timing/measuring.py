@@ -38,10 +38,10 @@ CALIBRATION = (
 HEAD = (0.0, 1.0)
 # Of a short table. Only the first is measured from cached features, too (docs/log/time_model.md).
 QUICK_CALIBRATION = ((0.25, 1.0), (0.7, 1.0))
-# What is left of a short table once its full step is compiled, in times of that and in full steps, and the fewest
-# rounds (docs/log/deadlines.md). These are ratios, so they hold on slower devices, too.
+# What a short table takes once its full step is compiled: so many times that, and so many full steps; and its fewest
+# rounds (docs/log/deadlines.md). A table of the full step alone takes half of the steps: the rest is in case the device
+# gets busy. These are ratios, so they hold on slower devices, too.
 QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 3.0, 20, 2
-FULL_STEPS = 10  # of a table of the full step alone, in full steps: the trace, and the fewest rounds
 
 
 class NoTimeToMeasureError(Exception):
@@ -224,10 +224,10 @@ def measure(
     if quick_until is not None:
         calibration, full_seconds = [*QUICK_CALIBRATION], measure_ms([run_full], 1).item() / 1e3
         left = quick_until - time.perf_counter()
+        if left < QUICK_STEPS * full_seconds:
+            raise NoTimeToMeasureError
         if left < QUICK_COMPILING * compiling + QUICK_STEPS * full_seconds:
             calibration = []
-        if left < FULL_STEPS * full_seconds:
-            raise NoTimeToMeasureError
         seconds, fewest = min(seconds, (left - QUICK_COMPILING * compiling) / 2), QUICK_ROUNDS
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)

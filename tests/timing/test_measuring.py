@@ -62,6 +62,9 @@ def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
     training = idle_training(make_small_model(), SETTINGS)
     with pytest.raises(NoTimeToMeasureError):
         measure(training, quick_until=time.perf_counter())
+    with monkeypatch.context() as patch, pytest.raises(NoTimeToMeasureError):  # for 15 steps, if nothing else is slower
+        patch.setattr(measuring, "measure_ms", lambda *_: np.array([[40e3]]))
+        measure(training, quick_until=time.perf_counter() + 600)
     fewest = []
 
     def measure_steps(runs, seconds, at_least):
