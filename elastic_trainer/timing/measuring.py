@@ -38,10 +38,11 @@ CALIBRATION = (
 HEAD = (0.0, 1.0)
 # Of a short table. Only the first is measured from cached features, too (docs/log/time_model.md).
 QUICK_CALIBRATION = ((0.25, 1.0), (0.7, 1.0))
-# What a short table takes once its full step is compiled: so many times that, and so many full steps; and its fewest
-# rounds (docs/log/deadlines.md). A table of the full step alone takes half of the steps: the rest is in case the device
-# gets busy. These are ratios, so they hold on slower devices, too.
+# What a short table takes once its full step is compiled, in times of that and in full steps, and its fewest rounds
+# (docs/log/deadlines.md). These are ratios, so they hold on slower devices, too.
 QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 3.0, 20, 2
+# The same for a table of the full step alone: twice what was seen, in case the device gets busy meanwhile.
+FULL_COMPILING, FULL_STEPS = 0.8, 20
 
 
 class NoTimeToMeasureError(Exception):
@@ -224,7 +225,7 @@ def measure(
     if quick_until is not None:
         calibration, full_seconds = [*QUICK_CALIBRATION], measure_ms([run_full], 1).item() / 1e3
         left = quick_until - time.perf_counter()
-        if left < QUICK_STEPS * full_seconds:
+        if left < FULL_COMPILING * compiling + FULL_STEPS * full_seconds:
             raise NoTimeToMeasureError
         if left < QUICK_COMPILING * compiling + QUICK_STEPS * full_seconds:
             calibration = []

@@ -4,8 +4,9 @@
     scripts/tools/slow_machine.sh 0.25 ./scripts/run_demo.sh
     scripts/tools/slow_machine.sh --load 20,40 0.25 python main.py   # others are busy for 20 s of every 40
 
-The kernel limits it where a control group may be made (cgroup v2, `cpu.max`); else all its processes are stopped and
-continued in turn. The first line says which, and the last one how long the command took.
+The kernel limits it where a control group may be made (`cpu.max` of cgroup v2, `cpu.cfs_quota_us` of v1); else all its
+processes are stopped and continued in turn, which takes more from programs of many threads. The first line says which,
+and the last one how long the command took.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000  # in which a group may use its share; what v1 assumes
 PERIOD = 0.1  # seconds in which a command runs once and is stopped once
 LOOK = 0.5  # seconds between two looks for processes that it started
 PR_SET_CHILD_SUBREAPER = 36
@@ -54,21 +56,20 @@ def seconds_of_every(text: str) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def control_group(part: float) -> Iterator[Path | None]:
-    """A group whose processes get `part` of all processors; None where the kernel lets us make none."""
-    folder = CGROUPS / f"slow_machine_{os.getpid()}"
+    """The file that limits a group of processes to `part` of all processors; None where the kernel does not let us."""
+    quota, name = int(part * (os.cpu_count() or 1) * PERIOD_US), f"slow_machine_{os.getpid()}"
+    of_v2, of_v1 = CGROUPS / name / "cpu.max", CGROUPS / "cpu" / name / "cpu.cfs_quota_us"
+    limit, text = (of_v1, str(quota)) if of_v1.parent.parent.is_dir() else (of_v2, f"{quota} {PERIOD_US}")
+    is_limited = False
+    with contextlib.suppress(OSError):  # also where the group has no such file
+        limit.parent.mkdir()
+        limit.write_text(text)
+        is_limited = True
     try:
-        if "cpu" not in (CGROUPS / "cgroup.subtree_control").read_text().split():
-            raise PermissionError("the kernel does not limit processors here")
-        folder.mkdir()
-        (folder / "cpu.max").write_text(f"{int(part * (os.cpu_count() or 1) * 1e5)} 100000")
-    except OSError:
-        yield None
-        return
-    try:
-        yield folder
+        yield limit if is_limited else None
     finally:
         with contextlib.suppress(OSError):  # a process is left in it
-            folder.rmdir()
+            limit.parent.rmdir()
 
 
 @contextlib.contextmanager
@@ -154,17 +155,17 @@ def main() -> int:
     if args.load:
         threading.Thread(target=load, args=args.load, daemon=True).start()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that what outlives its parent stays ours
-    with control_group(args.share) as group:
-        by = f"{group}/cpu.max" if group else "stopping and continuing its processes"
+    with control_group(args.share) as limit:
+        by = limit or "stopping and continuing its processes"
         print(f"slow_machine: {args.share:.0%} of the processor by {by}", file=sys.stderr)
         # A process enters the group by itself, so that all that it starts is in it, too.
-        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")] if group else []
+        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(limit.parent / "cgroup.procs")] if limit else []
         start = time.monotonic()
         process = subprocess.Popen([*enter, *args.command])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command's, which ends by it
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: process.send_signal(number))
-        if group:
+        if limit:
             process.wait()
         else:
             throttle(args.share, lambda: process.poll() is not None)
