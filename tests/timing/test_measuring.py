@@ -62,7 +62,7 @@ def test_a_short_table_that_would_not_end_in_time_is_not_measured(monkeypatch):
     training = idle_training(make_small_model(), SETTINGS)
     with pytest.raises(NoTimeToMeasureError):
         measure(training, quick_until=time.perf_counter())
-    # There is time for 15 full steps; there is less than what grows with compiling.
+    # Too little: time for 15 full steps; less time than what grows with compiling.
     for name, value in (("measure_ms", lambda *_: np.array([[40e3]])), ("FULL_COMPILING", 1e6)):
         with monkeypatch.context() as patch, pytest.raises(NoTimeToMeasureError):
             patch.setattr(measuring, name, value)
