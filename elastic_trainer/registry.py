@@ -221,7 +221,7 @@ def _add_tfds(name: str) -> None:
     DATASETS.add(name, DatasetEntry(read, names, uses=("data_dir",), is_tfds=True))
 
 
-_add_tfds("caltech_birds2011")  # the paper's data sets (section 6)
+_add_tfds("caltech_birds2011")  # the paper's data sets
 _add_tfds("oxford_iiit_pet")
 _add_tfds("stanford_dogs")
 DATASETS.add(
@@ -239,6 +239,7 @@ DATASETS.add(
             "num_epochs": 24,
             "interval": 12,
             "rho": 0.45,
+            "feature_cache": "float32",
         },
     ),
 )
@@ -254,6 +255,7 @@ DATASETS.add(
             "alpha": 0.35,
             "num_epochs": 8,
             "interval": 8,
+            "feature_cache": "float32",
             "save_model": True,
             "recipe": "robust",
         },

@@ -3,7 +3,7 @@
 `flag` declares everything about it: default, help, section of docs/flags.md, type, and the runs that use it. Only the
 command line (cli/) handles words; it turns them into these classes, and everything else takes typed values.
 
-`PAPER` contains the settings of the paper's experiments (section 6). A data set may have other defaults
+`PAPER` contains the settings of the paper's evaluation, which are the defaults. A data set may have others
 (`registry.DATASETS`), and a recipe replaces some of both.
 """
 
@@ -55,6 +55,7 @@ PAPER: dict[str, Any] = {
     "num_epochs": 12,
     "interval": 3,
     "rho": 0.5,
+    "feature_cache": "off",
     "save_model": False,
     "recipe": "paper",
 }
@@ -65,6 +66,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md compares them
         "warmup": 0.0,
         "validation_share": 1.0,
         "average_head": False,
+        "has_fillers": False,
     },
     "robust": {
         "train_type": "elastic_training_upper_part",
@@ -72,6 +74,7 @@ RECIPES: dict[str, dict[str, Any]] = {  # docs/results.md compares them
         "warmup": 0.1,
         "validation_share": 0.1,
         "average_head": True,
+        "has_fillers": True,
         "learning_rate": 0.02,  # at `RATE_BATCH` images a step, see `rate_at`
     },
 }
@@ -183,7 +186,7 @@ class DataSettings:
         augment: see `datasets.augmentation`.
     """
 
-    dataset_name: str = flag("digits", NETWORK, OneOf(DATASETS), "NAME", evaluate="run", help="{names}")
+    dataset_name: str = flag("caltech_birds2011", NETWORK, OneOf(DATASETS), "NAME", evaluate="run", help="{names}")
     data_dir: Path | None = flag(None, NETWORK, Path, "DIR", is_free=True, evaluate="run", help=(
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
         "tensorflow-datasets keeps its files"))
@@ -202,7 +205,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyper-parameters of training; defaults are the paper's (section 6).
+    """Hyper-parameters of training; defaults are those of the paper's evaluation.
 
     `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `feature_cache`: see
     `training.features`; `gradient_clipping`: see `training.optimizers`.
@@ -214,6 +217,7 @@ class Settings:
             after the last epoch; 1 validates after each.
         average_head: after the last step, average the head with the closed-form head of the trained network, see
             `TrainState.average_head`.
+        has_fillers: tensors of negative importance train where the budget has room; never in the paper.
     """
 
     trained_layers: int = flag(1, TRAINED, count, "N", used_by=(LAST_LAYERS,), help=(
@@ -258,7 +262,7 @@ class Settings:
     importance_batches: int = flag(1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), help=(
         "batches on which importance is measured; with 2 or more, [an update is judged on other "
         "images](how_it_works.md#the-six-steps) than it was made from"))
-    feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
+    feature_cache: str = flag(PAPER["feature_cache"], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
@@ -270,6 +274,7 @@ class Settings:
     warmup: float = 0.0
     validation_share: float = 1.0
     average_head: bool = False
+    has_fillers: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Finds a data set by the name that `--dataset_name` takes, a key of `registry.DATASETS`.
 
 Here are the digits of scikit-learn, which need no download, and the data sets of tensorflow-datasets (TFDS), among them
-the three of the paper (section 6). `image_folder` reads the user's photos.
+the three of the paper. `image_folder` reads the user's photos.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from elastic_trainer.settings import DataSettings
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
+ANSWER_SECONDS = 15  # that the host of a data set may take
 _SPLIT_SEED = 0  # of the digits, whatever --seed is: runs of every seed are tested on the same images
 
 
@@ -100,6 +102,12 @@ def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
     return _builder(name, data_dir).info.features["label"].names
 
 
+def check_available(settings: DataSettings) -> None:
+    """Raise `UserError` now if a data set is to be downloaded and that is not possible; a try costs half a minute."""
+    if DATASETS[settings.dataset_name].is_tfds:
+        _check_download(settings.dataset_name, _builder(settings.dataset_name, settings.data_dir))
+
+
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
 
@@ -107,23 +115,52 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     not have the published checksum.
     """
     builder = _builder(name, data_dir)
+    _check_download(name, builder)
     import tensorflow_datasets as tfds
 
-    root = Path(builder.data_dir).parents[1]  # <root>/<name>/<version>
-    downloads = root / "downloads"
+    downloads = _downloads(builder)
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error below is enough; urllib3 warns at each attempt
     try:
         config = tfds.download.DownloadConfig(manual_dir=downloads / "manual")
         builder.download_and_prepare(download_dir=downloads, download_config=config)
     except Exception as error:  # TFDS raises many types when a download or a file fails
-        why = " ".join(str(error).split())[:300] or type(error).__name__
-        files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
-        raise UserError(
-            f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare "
-            f"it on a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put "
-            f"into {downloads / 'manual'}: {files}"
-        ) from error
+        raise _not_prepared(name, builder, error) from error
     return builder
+
+
+def _downloads(builder: tfds.core.DatasetBuilder) -> Path:
+    return Path(builder.data_dir).parents[1] / "downloads"
+
+
+def _check_download(name: str, builder: tfds.core.DatasetBuilder) -> None:
+    """Raise `UserError` if files of a data set are missing and none of their hosts answers. TFDS tries for minutes."""
+    downloads = _downloads(builder)
+    urls = {info.filename: url for url, info in builder.url_infos.items()}
+    missing = [url for file, url in urls.items() if not (downloads / "manual" / file).is_file()]
+    is_there = Path(builder.data_dir).is_dir() or len([*downloads.rglob("*.INFO")]) >= len(missing)  # one for each file
+    if is_there:
+        return
+    import requests
+
+    failure: Exception | None = None
+    for url in {urlsplit(url).hostname: url for url in builder.url_infos}.values():
+        try:
+            requests.head(url, timeout=ANSWER_SECONDS)
+            return
+        except requests.RequestException as error:
+            failure = error
+    assert failure is not None, "a data set has files"
+    raise _not_prepared(name, builder, failure) from failure
+
+
+def _not_prepared(name: str, builder: tfds.core.DatasetBuilder, error: Exception) -> UserError:
+    root, why = _downloads(builder).parent, " ".join(str(error).split())[:300] or type(error).__name__
+    files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
+    return UserError(
+        f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare it on "
+        f"a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put into "
+        f"{root / 'downloads/manual'}: {files}; --dataset_name digits needs no download"
+    )
 
 
 def read_tfds(name: str, data_dir: Path | None) -> DataSource:

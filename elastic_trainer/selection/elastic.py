@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -280,4 +281,6 @@ def elastic_scheme(
     task, data, settings, budget = context
     assert budget is not None, "elastic training needs a time budget"
     evaluator = NoImportance if importance is None else IMPORTANCES[importance].make
+    if settings.has_fillers and importance is not None:
+        select = partial(select, has_fillers=True)
     return ElasticScheme(task, data, settings, budget, evaluator, select)

@@ -12,8 +12,9 @@ import numpy as np
 
 from elastic_trainer.timing.table import TimingTable
 
-# Importance (1 is the largest) of a tensor whose update would raise the loss now: it trains where the budget has room,
-# as in full training, and before no other. Without a gradient, importance is 0: training it would change nothing.
+# Importance (1 is the largest) of a filler: a tensor whose update would raise the loss now. It trains where the budget
+# has room, as in full training, and before no other. Not in the paper, which never selects such tensors.
+# Without a gradient, importance is 0: training it would change nothing.
 FILLER = 1e-6
 
 
@@ -34,9 +35,18 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(
-        cls, table: TimingTable, head: np.ndarray, importance: np.ndarray, budget_ms: float, misses: float
+        cls,
+        table: TimingTable,
+        head: np.ndarray,
+        importance: np.ndarray,
+        budget_ms: float,
+        misses: float,
+        has_fillers: bool = False,
     ) -> Problem:
-        """The problem of a step that may take `budget_ms` and always trains `head`; `misses` as in `timing.fit`."""
+        """The problem of a step that may take `budget_ms` and always trains `head`; `misses` as in `timing.fit`.
+
+        With `has_fillers`, tensors of negative importance train where the budget has room.
+        """
         always, kernels = head[table.positions], table.kernels
         t_dy_ms = table.wall_t_dy_ms(misses)
         t_dy_ms[: table.depth(head)] = 0.0
@@ -49,7 +59,8 @@ class Problem(NamedTuple):
             for each in (t_dw_ms, gains):
                 each[deep] += each[shallow]
                 each[shallow] = 0.0
-        gains[gains < 0] = FILLER
+        if has_fillers:
+            gains[gains < 0] = FILLER
         left_ms = budget_ms - table.predict_ms(head, misses)
         return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
 

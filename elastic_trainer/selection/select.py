@@ -84,6 +84,8 @@ def select_tensors(
     misses: float = 1.0,
     room_mb: float = inf,
     kept_batches: float = 0.0,
+    *,
+    has_fillers: bool = False,
 ) -> Plan:
     """Solve for the tensors of largest importance whose predicted step time is at most `rho` of a full step.
 
@@ -98,6 +100,7 @@ def select_tensors(
         misses: of cached features, see `timing.fit`; making them is part of the step time.
         room_mb: memory that training may take; the head is selected even if it takes more.
         kept_batches: number of batches whose features are kept, see `TimingTable.predict_mb`.
+        has_fillers: see `Problem.of`.
 
     Raises:
         UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
@@ -105,12 +108,13 @@ def select_tensors(
     budget_ms, everything = _budget_ms(table, rho, misses), np.ones(len(head), bool)
     if rho >= 1 and (room_mb == inf or table.predict_mb(everything) <= room_mb):  # full training, whatever they gain
         return plan_of(table, everything, importance, budget_ms, misses)
-    problem = Problem.of(table, head, importance, budget_ms, misses)
+    problem = Problem.of(table, head, importance, budget_ms, misses, has_fillers)
     mask = problem.mask(selection_solver_DP.solve(*problem[:4], time_resolution).mask)
     kept = kept_batches * table.predict(mask, misses).uses_features
     if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
         # Solved without features: what they take depends on the cut, and time is the smaller loss.
-        return select_tensors(table, importance, head, rho, time_resolution, 1.0, room_mb)
+        limits = time_resolution, 1.0, room_mb
+        return select_tensors(table, importance, head, rho, *limits, has_fillers=has_fillers)
     if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
         mask = problem.mask(solve_both(problem, table.memory, room_mb))

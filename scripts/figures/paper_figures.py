@@ -16,7 +16,7 @@ from typing import Any
 import plotting  # first: it sets the import path
 
 from elastic_trainer.files import reading
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.registry import DATASETS, SCHEMES
 from elastic_trainer.settings import PAPER
 
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
@@ -135,24 +135,33 @@ def runs_of(figure: str, seeds: int, is_quick: bool, dataset_name: str | None, m
         is_quick: at the quick scale.
         dataset_name, model_name: None keeps the figure's.
     """
-    name = figure.removesuffix("_ego")
+    base = figure.removesuffix("_ego")
     found: dict[str, Flags] = {}  # by name: runs that become equal occur once
     for seed in range(seeds):
-        for run in FIGURES[name].runs:
+        for run in FIGURES[base].runs:
             model = model_name
             if is_quick and not model_name:
                 if run["model_name"] == "vit":
                     continue  # its profile alone takes four minutes
-                model = None if name in ("19", "table1") else "mobilenetv2"
+                model = None if base in ("19", "table1") else "mobilenetv2"
             data = dataset_name or ("digits" if is_quick else run["dataset_name"])
             changed = {**run, "dataset_name": data, "model_name": model or run["model_name"], "seed": seed}
             if model and run.get("num_epochs") == 24:  # these are for MobileNetV2 only
                 del changed["num_epochs"]
             if is_quick:
                 changed = _quick(changed, is_given=bool(model_name))
-            if is_elastic(run) or name == figure:
-                found[run_name(changed)] = changed | {"recipe": "paper", "feature_cache": "off"}  # as in the paper
+            if is_elastic(run) or base == figure:
+                name = run_name(changed)
+                found[name] = {**_settings_of_paper(changed, is_quick), **changed, "run_name": name}
     return [*found.values()]
+
+
+def _settings_of_paper(run: Flags, is_quick: bool) -> Flags:
+    """The flags that give a run the paper's settings where those of its data set differ."""
+    if is_quick:
+        return {"recipe": "paper", "feature_cache": "off"}
+    others = {"model_name", "alpha", "rho", *(() if is_elastic(run) else ("interval",))}
+    return {name: PAPER[name] for name in DATASETS[run["dataset_name"]].defaults if name not in others}
 
 
 def _quick(run: Flags, is_given: bool) -> Flags:

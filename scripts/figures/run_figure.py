@@ -39,7 +39,7 @@ SCALES = ("full", "quick")
 
 def make_runs(args: argparse.Namespace) -> list[Run]:
     """The runs of the figure that `args` (see `parse`) ask for, seed by seed."""
-    names = ("data_dir", "weights", "input_size", "batch_size", "logdir")
+    names = ("data_dir", "weights", "alpha", "input_size", "batch_size", "logdir")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     is_quick = args.scale == "quick"
     profile = {
@@ -47,8 +47,7 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
         "profile_only": FIGURES[args.name.removesuffix("_ego")].plot == ("profiling",),
     }
     wanted = paper_figures.runs_of(args.name, args.seeds, is_quick, args.dataset_name, args.model_name)
-    named = [{**flags, **given, "run_name": paper_figures.run_name(flags)} for flags in wanted]
-    return [make_run(flags, args.more, classes=_classes, **profile) for flags in named]
+    return [make_run({**flags, **given}, args.more, classes=_classes, **profile) for flags in wanted]
 
 
 def _classes(images: DataSettings) -> int:
@@ -139,7 +138,7 @@ def figure_parser() -> OneLineParser:
     recorded = "of figure 16: a table of the authors' own runs on a Raspberry Pi 4B, whose curves are drawn, too"
     add("--recorded", type=existing_file, metavar="FILE.csv", help=recorded)
     group = parser.add_argument_group("instead of the paper's")
-    for flag in ("dataset_name", "data_dir", "model_name", "weights", "input_size", "batch_size"):
+    for flag in ("dataset_name", "data_dir", "model_name", "weights", "alpha", "input_size", "batch_size"):
         add_flag(group, MAIN_FLAGS[flag], default=None)
     add("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
     add("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
