@@ -71,7 +71,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     import train
     from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
-    from elastic_trainer.datasets.sources import class_names
+    from elastic_trainer.datasets.sources import check_available, class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
@@ -85,6 +85,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
 
         tf.config.experimental.enable_op_determinism()
     check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
+    check_available(command.data)
     names = class_names(command.data)
     command = command.with_classes(len(names))
     exporter = EXPORTERS[run.export] if run.export else None
