@@ -25,7 +25,7 @@ from elastic_trainer.registry import AFTERWARDS, EXPORTERS, INSTEAD, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.config import custom_network_record
 from elastic_trainer.runs.folder import check_run_folder, disk_line, disk_need, run_folder
-from elastic_trainer.runs.reader import is_finished, read_summary
+from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
 
@@ -127,6 +127,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             f"{command.train_type} of {command.network.model_name} on {dataset.name}: {dataset.counts}, "
             f"{command.network.num_classes} classes; run folder {folder}"
         )
+        if command.run.save_txt:
+            print(f"--save_txt: accuracy and time are text in {folder / METRICS} and {folder / SUMMARY}")
         config = {**command.config, "images": dataset.record(), "network": network_of_user}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))

@@ -5,7 +5,7 @@ Every network takes uint8 or float images [batch, size, size, 3] in 0…255 and 
     preprocessing -> backbone -> (global average pooling) -> dropout 0.2 -> dense "head"
     custom model (from a .keras file, or made by a function in a .py file)
 
-Batch-norm statistics are frozen in every scheme (paper, section 6; `elastic_trainer.networks.batch_norm`).
+Batch-norm statistics are frozen in every scheme (as in the paper; `elastic_trainer.networks.batch_norm`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor Timing Profiler: what each tensor of a network costs to train (paper section 4).
+"""Tensor Timing Profiler: what each tensor of a network costs to train (paper section 5).
 
     t_dw  time for the tensor's gradient, and for applying its update
     t_dy  time to pass the error gradient on to where this tensor is reached

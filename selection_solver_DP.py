@@ -1,4 +1,4 @@
-"""Tensor Selector: which tensors to train so that importance is largest within a time budget (paper section 5).
+"""Tensor Selector: which tensors to train so that importance is largest within a time budget (paper section 6).
 
 The problem: maximise M·I over 0/1 masks M subject to M·t_dw + f(M)·t_dy <= budget, where f(M) marks every tensor from
 the output down to the deepest selected one, because the error gradient must pass through all of them.
@@ -69,7 +69,7 @@ def selection_DP(t_dy: ArrayLike, t_dw: ArrayLike, I: ArrayLike, rho: float) -> 
 def solve(
     t_dy: ArrayLike, t_dw: ArrayLike, importance: ArrayLike, budget: float, time_resolution: int | None = None
 ) -> Solution:
-    """The selection of largest total importance that takes at most `budget` (paper section 5.2).
+    """The selection of largest total importance that takes at most `budget` (paper section 6).
 
     Integer times with a budget of at most `MAX_EXACT_UNITS` are not rounded, and the result is exact. Other times are
     rounded up to `time_resolution` steps of the budget; the result never takes longer than the budget, and rounding

@@ -1,4 +1,4 @@
-"""Trains a network under a scheme of `elastic_trainer.registry` (paper sections 3 and 4).
+"""Trains a network under a scheme of `elastic_trainer.registry`; `elastic_training` is the paper's.
 
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). The one training loop is
 `elastic_trainer.trainer.Trainer`; `train` runs it with what a run folder needs.
@@ -120,6 +120,29 @@ def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict
     held_out.max_rows = trainer.data.max_rows
     found = {f"test_{name}": value for name, value in evaluation(held_out.test()).items()}
     return {**found, "test_images": held_out.test_count, "tested": BEST_MODEL if is_saved else "the last weights"}
+
+
+def elastic_training(
+    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, **more: Any
+) -> dict[str, Any]:
+    """Elastic training as in the paper: `train("elastic_training", …)`, whose arguments, result and errors it has.
+
+    The method itself is `elastic_trainer.selection.elastic.ElasticScheme.select`. The published function of this name
+    has other arguments:
+
+    | published                         | here                                                                       |
+    |-----------------------------------|----------------------------------------------------------------------------|
+    | model                             | `model`, of `models.build`                                                 |
+    | model_name                        | not needed: no rule depends on the network                                 |
+    | ds_train, ds_test                 | `data`, of `data.load`                                                     |
+    | run_name, logdir, disable_random_id | `run`, the folder of the run; a name that exists gets -2, -3, …          |
+    | timing_info                       | `budget`, made of a timing table by `selection.elastic.make_budget`        |
+    | optim, lr, weight_decay, epochs   | `settings`: optimizer, learning_rate, weight_decay, num_epochs             |
+    | interval, rho                     | `settings`: the same names; rho holds as it is, without the 2:1 rule       |
+    | save_model                        | `settings.save_model`: best.keras and last.keras in the run's folder       |
+    | save_txt                          | always: metrics.csv, a row an epoch, and summary.json in the run's folder  |
+    """
+    return train("elastic_training", model, data, settings, run, **more)
 
 
 def __getattr__(name: str) -> Any:

@@ -297,6 +297,8 @@ class RunSettings:
     recipe: str = flag(
         PAPER["recipe"], NETWORK, OneOf(RECIPES), "NAME", words="`robust` for `image_folder`, else `paper`",
         used_by=(WITH_RECIPE, ROBUST_WITH_SGD), help="{names}: what trains, and how, see [Recipes](#recipes)")
+    save_txt: bool = flag(False, OUTPUT, is_free=True, help=(
+        "of the paper's scripts: a line says where the text is, which is always written: metrics.csv and summary.json"))
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))

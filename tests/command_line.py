@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 # A network small enough to profile in seconds; the demo runs the same commands on the default network.
-NETWORK = ["--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16", "--batch_size", "64"]
+NETWORK = ["--dataset_name", "digits", "--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16"]
+NETWORK += ["--batch_size", "64"]
 
 
 def command(script, *arguments, data_mb=None):

@@ -99,7 +99,8 @@ def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
             return np.array([float("stem/" in name) for name in tensor_names(self._model)])
 
     add_importance("stem", ImportanceEntry(OfTheStem, reads_images=False), "Stem", "the stem if it fits")
-    command = parse_training(["--train_type", "elastic_training_stem", "--importance_batches", "2"])
+    words = "--dataset_name digits --train_type elastic_training_stem --importance_batches 2"
+    command = parse_training(words.split())
     [warning] = command.warnings
     assert "only for schemes that measure importance on images" in warning
     assert command.run.run_name == "mobilenetv2-0.35_digits_elastic_training_stem_rho0.45"
@@ -240,12 +241,13 @@ def test_a_field_of_a_settings_class_is_the_flag():
 
 
 def test_flags_reach_their_fields_and_the_record_of_the_run():
-    words = "--seed 3 --alpha 1.0 --augment flip --deterministic --gradient_clipping 0.3 --memory 900M --plan --rho 0.3"
+    words = "--model_name mobilenetv2 --alpha 0.5 --seed 3 --augment none --deterministic --gradient_clipping 0.3"
+    words += " --memory 900M --plan --rho 0.3"
     command = parse_training([*words.split(), "--export_rho", "0.3,0.7", "--export", "train_tflite"])
     default = parse_training([]).config
     values = {**vars(command.network), **vars(command.data), **vars(command.training), **vars(command.run)}
     values["export_rho"] = command.options["export_rho"]
-    wanted = {"seed": 3, "alpha": 1.0, "augment": "flip", "deterministic": True, "gradient_clipping": 0.3}
+    wanted = {"seed": 3, "alpha": 0.5, "augment": "none", "deterministic": True, "gradient_clipping": 0.3}
     wanted |= {"memory": 900.0, "plan": True, "rho": 0.3, "export_rho": (0.3, 0.7), "export": "train_tflite"}
     assert {name: values[name] for name in wanted} == wanted
     assert all(command.config[name] != default[name] for name in wanted)

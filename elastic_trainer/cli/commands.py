@@ -158,7 +158,7 @@ def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
             raise UserError(f"--timing {args.timing}: cannot be combined with --from_trace; leave one of them out")
         if not args.from_trace.is_file():
             raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb written by tf.profiler")
-        args.weights = args.weights or "none"  # times do not depend on them
+    args.weights = args.weights or "none"  # times do not depend on them, and nothing has to be downloaded
     fill_in_defaults(args)
     network, data = from_options(NetworkSettings, vars(args)), from_options(DataSettings, vars(args))
     return ProfileCommand(
@@ -227,7 +227,7 @@ def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path)
 
 def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
     """The flags of profiler.py that make the timing table of these settings. Those that equal a default, too."""
-    names = ("input_size", "num_classes", "batch_size", "optimizer", "mixed_precision", "seed", "weights")
+    names = ("input_size", "num_classes", "batch_size", "optimizer", "mixed_precision", "seed")
     flags = {
         "model_name": network.model_name,
         "dataset_name": data.dataset_name,

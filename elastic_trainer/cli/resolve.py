@@ -38,7 +38,7 @@ from elastic_trainer.timing.measuring import NoTimeToMeasureError, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import load_table, other_tables, save_table, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 ENOUGH_STEPS = 600  # of a run whose epochs are chosen, however few images there are (docs/log/accuracy.md)
@@ -228,8 +228,10 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
         try:
             if TABLE_TRACES * tracing > until - time.perf_counter():
                 raise NoTimeToMeasureError
-            found = "no timing table" if table is None else f"an unreliable timing table ({table.doubt})"
-            print(f"{found} in {folder}: measuring a short one; a longer one: {remake}")
+            others = ", ".join(other_tables(network, run.logdir))
+            found = f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
+            found = found if table is None else f"an unreliable timing table ({table.doubt}) in {folder}"
+            print(f"{found}: measuring a short one; a longer one: {remake}")
             _measure_table(command, steps, folder, until)
             used = "the next run measures again"
         except NoTimeToMeasureError as error:

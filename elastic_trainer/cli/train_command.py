@@ -114,8 +114,8 @@ def _keep_model_to_export(args: argparse.Namespace, given: Sequence[str]) -> Non
 
 
 def _run_name(args: argparse.Namespace) -> str:
-    """The run's name: as given, else made from the settings."""
-    if args.run_name is None:
+    """The run's name: as given, else made from the settings; `auto` is the published default."""
+    if args.run_name in (None, "auto"):
         budget = f"_rho{args.rho:g}" if args.deadline is None else f"_deadline{args.deadline:g}"
         label = model_label(args.model_name, args.alpha)
         args.run_name = f"{label}_{args.dataset_name}_{args.train_type}"

@@ -1,6 +1,6 @@
 """Builds the backbone of each network that has a name, and scales images the way its pre-training did.
 
-The paper trains ResNet50, VGG16, MobileNetV2 and ViT-B/16 (section 6). ViT comes from vit-keras, EfficientNet-Lite0
+The paper trains ResNet50, VGG16, MobileNetV2 and ViT-B/16. ViT comes from vit-keras, EfficientNet-Lite0
 from here, all others from keras.applications, so every network of Keras can be named.
 """
 

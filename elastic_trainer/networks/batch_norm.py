@@ -1,6 +1,6 @@
 """Batch normalisation with frozen statistics.
 
-The paper freezes the moving mean and variance in every scheme (section 6). In Keras 3, calling a backbone with
+The paper freezes the moving mean and variance in every scheme. In Keras 3, calling a backbone with
 `training=False` is not enough: if the outer model is called with `training=True`, the backbone normalises by the
 statistics of the batch anyway. Therefore the layers themselves are replaced.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastic_trainer.errors import did_you_mean
 
-MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")  # the paper's networks (section 6)
+MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")  # the paper's networks
 # All networks of keras.applications; the command line ignores case.
 KERAS_NETWORKS = (
     *("ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge"),

@@ -1,6 +1,6 @@
 """Loads the weights that training starts from (`--weights`): ImageNet's, a file, or the model of an earlier run.
 
-The paper starts from ImageNet weights (section 6). A file that does not fit, or is damaged, is refused: Keras would
+The paper starts from ImageNet weights. A file that does not fit, or is damaged, is refused: Keras would
 silently keep random weights for some layers.
 """
 

@@ -1,6 +1,6 @@
 """Names and groups of a network's tensors: the head, biases and normalisation, the last layers.
 
-"Tensors" are the trainable variables, as in the paper. The groups are what its baselines train (section 6). A mask is
+"Tensors" are the trainable variables, as in the paper. The groups are what its baselines train. A mask is
 bool [N] over `model.trainable_variables`.
 """
 

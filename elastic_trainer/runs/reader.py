@@ -17,7 +17,7 @@ from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
 # Flags of earlier versions. A run that was started with one that changes training is not trained further.
-FORMER_FLAGS = {"--save_txt", "--allow_tensorflow_kernels", "--checkpoint_steps"}
+FORMER_FLAGS = {"--allow_tensorflow_kernels", "--checkpoint_steps"}
 FORMER_TRAINING = {"--cached_views", "--warmup", "--validation_share", "--average_head", "--grace", "--message_seconds"}
 FORMER_TRAINING |= {"--prune_interval", "--prune_ratio", "--prune_threshold"}
 

@@ -13,7 +13,7 @@ The next selection must fit into rho·full_step_ms / correction of the table's t
 it takes to make its cached features counts, spread over the steps that use them. Large tensors seldom fill a budget, so
 what a selection leaves unused is added to the next one's, and what it took beyond its budget, as measured since, is
 subtracted. With a deadline (`deadline.py`), rho follows from the time left and the speed of the latest steps. In the
-paper (section 5) nothing is measured again; its published system misses rho by up to 11 points.
+paper (section 6) nothing is measured again; its published system misses rho by up to 11 points.
 """
 
 from __future__ import annotations

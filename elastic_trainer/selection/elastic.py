@@ -71,9 +71,9 @@ class ElasticScheme(Scheme):
     def select(self, progress: Progress, state: TrainState) -> Selection:
         """The paper on one page: which tensors train from this step on, and the step that trains them.
 
-        It looks for the mask M that maximises M·I subject to T_forward + M·t_dw + f(M)·t_dy <= ρ·T_full, where f(M)
-        marks all tensors from the output down to the deepest selected one. The times t are those of the timing table
-        (`timing.profiling`; paper, section 4).
+        It looks for the mask M that maximises M·I subject to T_forward + M·t_dw + f(M)·t_dy <= ρ·T_full (section 3.3),
+        where f(M) marks all tensors from the output down to the deepest selected one. The times t are those of the
+        timing table (`timing.profiling`; section 5).
         """
         self._limit_memory(state)
         seconds = dict.fromkeys(("importance", "solve", "trace"), 0.0)
@@ -82,12 +82,12 @@ class ElasticScheme(Scheme):
             # optimizer would make, and the gradient g after it.
             batches = self.data.importance_batches(self.due[progress.step], self.settings.importance_batches)
             importance = self._evaluator.importance(state.optimizer, batches)
-            # The budget (section 5): ρ·T_full. It is corrected by how slow the device is now, and by how long the
+            # The budget (section 3.3): ρ·T_full. It is corrected by how slow the device is now, and by how long the
             # latest steps took: `RhoBudget.allow`, or `DeadlineBudget.allow`.
             allowance = self.budget.allow(self._with_speed(progress, batches[0]))
         while True:
             with _timed(seconds, "solve"):
-                # The solver (section 5.2): `select_tensors` puts the problem to `selection_solver_DP.solve`.
+                # The solver (section 6): `select_tensors` puts the problem to `selection_solver_DP.solve`.
                 limits = self._limits(progress)
                 plan = self._select_tensors(self.table, importance, self.head, allowance.table_rho, *limits)
                 plan = self._kept(plan, progress, allowance)

@@ -1,4 +1,4 @@
-"""The Tensor Selector's problem (paper section 5), made from the timing table, in backward order.
+"""The Tensor Selector's problem (paper sections 3.3 and 6), made from the timing table, in backward order.
 
 Here and in the table alone do tensors change their order: whatever asks for a selection, and the selection that it
 gets, has them in the order of `model.trainable_variables`.

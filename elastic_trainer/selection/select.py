@@ -1,4 +1,4 @@
-"""The selection: importance, timing table and budget are put to the Tensor Selector (paper section 5).
+"""The selection: importance, timing table and budget are put to the Tensor Selector (paper section 6).
 
 The table knows the time of a step on the device as it was when the table was measured, "table time". A `Plan` is in
 table time. A `Selection` is what trains, in wall time: a scheme makes it of a plan and of the speed measured now.

@@ -1,4 +1,4 @@
-"""Attribution: operation times are given to tensors by the data flow of the traced step alone (paper section 4).
+"""Attribution: operation times are given to tensors by the data flow of the traced step alone (paper section 5).
 
     F     the operations the loss depends on
     B_k   the operations the gradient of tensor k depends on, less F

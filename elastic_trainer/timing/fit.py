@@ -2,7 +2,7 @@
 
 Independent operations overlap, so their times do not add up to a step. Wall time = constant + a·(time of shared
 operations) + b·(time of the selected tensors' own operations) + c·(time of the forward pass). It predicts a step within
-a few per cent, and the solver can keep to it exactly. The paper (section 4) adds operation times up.
+a few per cent, and the solver can keep to it exactly. The paper (section 5) adds operation times up.
 
 An operation takes a few microseconds more than its traced time. Where operations are short, as in small networks, that
 is as long as the operations themselves. So every operation that has a time counts `untraced_ms` more. A table of a

@@ -1,4 +1,4 @@
-"""From a network to its timing table: measure, attribute, fit (paper section 4). profiler.py is its command.
+"""From a network to its timing table: measure, attribute, fit (paper section 5). profiler.py is its command.
 
 `profile` does it for a compiled Keras model, `profile_task` for any task.
 """

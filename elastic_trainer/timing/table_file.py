@@ -32,7 +32,7 @@ from elastic_trainer.files import (
 from elastic_trainer.machine import environment
 from elastic_trainer.memory.costs import COSTS, MemoryCosts
 from elastic_trainer.networks.names import model_label
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TIMES, TimingTable
 
@@ -85,6 +85,15 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
     name += "_clipped" if network.clips_gradients else ""
     board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
     return logdir / "profiles" / (name + board)
+
+
+def other_tables(network: NetworkSettings, logdir: Path) -> list[str]:
+    """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
+    label = f"{model_label(network.model_name, network.alpha)}_"
+    sizes = [
+        folder.parent.name.removeprefix(label).split("_") for folder in logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
+    ]
+    return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
 
 
 def save_table(table: TimingTable, folder: Path) -> None:

@@ -179,7 +179,7 @@ def make_optimizer(
     warmup: float = 0.0,
 ) -> keras.optimizers.Optimizer:
     """The optimizer of that name: "sgd" is `SGDW` with momentum 0.9 and `WarmupCosine`, "adam" has a constant rate and
-    no decay. The paper's are sgd, and adam for ViT (section 6). Raises `UserError` if there is none of that name.
+    no decay. The paper's are sgd, and adam for ViT. Raises `UserError` if there is none of that name.
 
     Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
     """

@@ -33,7 +33,8 @@ MAX_EPOCHS = 100_000
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run it, and sum up."""
     logdir = Path(tempfile.mkdtemp())
-    flags = ["--num_epochs", MAX_EPOCHS, "--interval", 1, "--checkpoint_minutes", 0.1, "--save_model"]
+    flags = ["--dataset_name", "digits", "--num_epochs", MAX_EPOCHS, "--interval", 1, "--save_model"]
+    flags += ["--checkpoint_minutes", 0.1]
     words = [sys.executable, common.ROOT / "main.py", *flags, "--logdir", logdir, "--run_name", "long"]
     folder, start = logdir / "long", time.monotonic()
     found: list[tuple[int, float]] = []  # finished epochs, and MB

@@ -6,7 +6,7 @@ head over that of full training is compared with what is found without that boar
 batch norm as a layer, as theirs:
 
     flops      floating-point operations of the step, counted
-    trace      times of the operations of a full step here, added up by tensor (paper section 4)
+    trace      times of the operations of a full step here, added up by tensor (paper section 5)
     measured   the step itself here, all three alternating
     tx2        as `trace`, by a trace of a Jetson TX2, if one is given
 

@@ -103,7 +103,7 @@ def milp_optimum(
 def paper_recursion(
     t_dy: Sequence[int], t_dw: Sequence[int], importance: Sequence[float], budget: int
 ) -> tuple[float, int]:
-    """The solver as the paper describes it (section 5.2), without our short cuts: the reference for our solver.
+    """The solver as the paper describes it (section 6), without our short cuts: the reference for our solver.
 
     P[k][t] is the largest importance of a selection whose deepest tensor is k and that takes at most t. The next
     selected tensor is some j < k, whose selection is a smaller problem of the same kind. Extending the error chain from

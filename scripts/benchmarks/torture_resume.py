@@ -130,8 +130,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: booted.Boot) -> dict[str, Any]:
     """Both runs, the second one started by `start_tortured`."""
-    finish(start("profiler.py", "--logdir", logdir, log=log), log)
-    flags = ["--logdir", logdir, "--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
+    flags = ["--dataset_name", "digits", "--logdir", logdir]
+    finish(start("profiler.py", *flags, log=log), log)
+    flags += ["--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
     flags += ["--checkpoint_minutes", 0.02]
     started = time.monotonic()
     finish(start("main.py", *flags, "--run_name", "unbroken", log=log), log)

@@ -7,7 +7,7 @@ flops             FLOPs of each epoch (Fig 18)
 maps              which tensors train in which epoch (Fig 21)
 layers            accuracy and step time over how many of the last layers train (Fig 2)
 importance        similarity of importance and overhead, over interval and batch size (Fig 7)
-solver            resulting time and the solver's overhead over T_q (Fig 13b)
+solver            training time and the solver's part in it over T_q (Fig 13b)
 time_to_accuracy  speedup over the best baseline at equal accuracy (Table 2)
 
     python scripts/figures/plot.py curves logs/a logs/b
@@ -75,8 +75,9 @@ def table(groups: Sequence[Group]) -> str:
 def check_alike(groups: Sequence[Group]) -> None:
     """Raise `UserError` if runs on one data set differ in a setting that must be the same to compare them."""
     first: dict[str, FinishedRun] = {}
-    for run in (group.runs[0] for group in groups):
-        other = first.setdefault(run.config["dataset_name"], run)
+    for group in groups:
+        run = group.runs[0]
+        other = first.setdefault(group.place[1], run)
         for key in ALIKE:
             if run.config.get(key) != other.config.get(key):
                 raise UserError(f"{run.folder}: --{key} differs from that of {other.folder}; name runs of one setting")
@@ -183,12 +184,10 @@ def maps(groups: Sequence[Group], sheet: Sheet) -> None:
     for group, axes in zip(groups, figure.subplots(1, len(groups), squeeze=False)[0], strict=True):
         [run] = group.runs
         epochs, chosen, _ = run.selections()
-        edges = np.array([*epochs, run.summary["epochs"]])
+        edges = [*epochs, run.summary["epochs"]]
         network, dataset = map(figure_text, group.place)
         axes.set(xlabel="epoch", title=f"{network}\n{dataset}, ρ={100 * (group.rho or 1):g}%")
-        axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
-        axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)
-        axes.grid(visible=False)
+        plotting.draw_map(axes, edges, chosen)
         for epoch, mask in zip(epochs, chosen, strict=True):
             about = {"run": run.config["run_name"], "epoch": epoch}
             rows += [{**about, "tensor": tensor, "trained": int(one)} for tensor, one in enumerate(mask)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import plotting  # first: it sets the import path
 from plotting import BLUE, COLUMN, PAGE, RED, FinishedRun, Group, Rows, Sheet, caption, mark_paper_values
 
-from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.settings import PAPER
 from elastic_trainer.timing.table_file import read_profile
@@ -50,7 +48,7 @@ def importance(groups: Sequence[Group], sheet: Sheet) -> None:
 
 def _epoch_seconds(run: FinishedRun) -> float:
     """Training time of an epoch without selecting."""
-    return float(run.summary["train_seconds"] - run.summary["selection_seconds"]) / int(run.summary["epochs"])
+    return _seconds_of_epoch(run) - float(run.summary["selection_seconds"]) / int(run.summary["epochs"])
 
 
 def _similarity(first: np.ndarray, second: np.ndarray) -> float:
@@ -82,48 +80,42 @@ def _by_images(groups: Sequence[Group], epoch_seconds: float) -> list[tuple[floa
 
 
 def solver(groups: Sequence[Group], sheet: Sheet) -> None:
-    """The selections of a run solved again with other T_q; `reference`: network -> the paper's two curves."""
-    rho, rows = _solved_again(groups[0])
-    figure = sheet.figure(PAGE, 2.4, caption(groups))
-    resolutions, shares, _, percents = np.array([[*row.values()] for row in rows]).T
+    """Training time and the solver's part in it over T_q, as measured; `reference`: network -> the paper's two curves.
+
+    Time is that of an epoch, over that of full training.
+    """
+    ones = sorted(
+        (one for one in groups if one.config["time_resolution"]), key=lambda one: one.config["time_resolution"]
+    )
+    full = [group for group in groups if group.train_type == "full_training"]
+    if not ones or not full:
+        raise UserError("solver: needs runs with --time_resolution and one of full_training")
+    figure, rows = sheet.figure(PAGE, 2.4, caption(groups)), Rows()
+    full_seconds = full[0].values(_seconds_of_epoch).mean()
+    for group in ones:
+        shares = 100 * group.values(_seconds_of_epoch) / full_seconds
+        percents = group.values(
+            lambda run: 100 * run.summary["selection_part_seconds"]["solve"] / run.summary["train_seconds"]
+        )
+        about = {"time_resolution": group.config["time_resolution"], "time_over_full_percent": shares.mean()}
+        rows.append({**about, "solver_percent_of_training": percents.mean()})
+    resolutions, shares, percents = np.array([[*row.values()] for row in rows]).T
     left, right = figure.subplots(1, 2)
-    left.set(xscale="log", xlabel="$T_q$", ylabel="step over full (%)")
+    left.set(xscale="log", xlabel="$T_q$", ylabel="training time / full (%)")
     left.plot(resolutions, shares, "o-", color=BLUE)
-    left.axhline(100 * rho, color="0.4", ls=":", lw=0.8)
+    left.axhline(100 * (ones[0].rho or 1), color="0.4", ls=":", lw=0.8)
     right.set(xscale="log", yscale="log", xlabel="$T_q$", ylabel="solver (% of training)")
     right.plot(resolutions, percents, "s--", color=RED)
-    if groups[0].paper_key:
+    if full[0].paper_key:
         paper = sheet.reference.get(groups[0].config["model_name"], ())
         for axes, curve in zip((left, right), paper, strict=False):
             axes.plot(resolutions, curve, "_", color="black", ms=9, alpha=0.5, label="the paper's")
     sheet.save(figure, rows)
 
 
-def _solved_again(group: Group) -> tuple[float, Rows]:
-    """rho, and for each T_q: mean step over a full step in %, median ms of solving, its share of training in %."""
-    from runner import network_and_table
-
-    from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.selection.select import select_tensors
-
-    command = parse_training([*map(str, group.config["command"])]).with_choices_of(group.config)
-    model, timing = network_and_table(command.with_classes(group.config["num_classes"]))
-    head, rho = head_mask(model), command.training.rho
-    vectors = np.concatenate([run.selections().importance for run in group.runs])
-    train_seconds = sum(run.summary["train_seconds"] for run in group.runs)
-    rows = Rows()
-    for resolution in (10, 100, 1_000, 10_000, 100_000):
-        solve_seconds, shares = [], []
-        for vector in vectors:
-            start = time.perf_counter()
-            selection = select_tensors(timing, vector, head, rho, resolution)
-            solve_seconds.append(time.perf_counter() - start)
-            shares.append(selection.step_ms / timing.full_step_ms)
-        median = float(np.median(solve_seconds))
-        percent = 100 * median * len(vectors) / train_seconds
-        of_time = {"step_over_full_percent": 100 * float(np.mean(shares)), "solver_ms": 1e3 * median}
-        rows.append({"time_resolution": resolution, **of_time, "solver_percent_of_training": percent})
-    return rho, rows
+def _seconds_of_epoch(run: FinishedRun) -> float:
+    """Training time of an epoch."""
+    return float(run.summary["train_seconds"]) / int(run.summary["epochs"])
 
 
 def subproblems(sheet: Sheet) -> None:

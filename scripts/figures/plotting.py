@@ -269,6 +269,13 @@ def plot_band(axes: Axes, places: np.ndarray, curves: np.ndarray, group: Group) 
         axes.fill_between(places, mean - spread, mean + spread, color=group.colour, alpha=0.2, lw=0)
 
 
+def draw_map(axes: Axes, edges: Sequence[float], chosen: np.ndarray) -> None:
+    """Which tensors train when: bool `chosen` [selections, tensors] between `edges` [selections + 1], in epochs."""
+    axes.pcolormesh(edges, np.arange(chosen.shape[1] + 1) - 0.5, chosen.T, cmap="Blues", vmin=0, vmax=1.25)
+    axes.vlines(edges[1:-1], -0.5, chosen.shape[1] - 0.5, color="0.6", lw=0.4)
+    axes.grid(visible=False)
+
+
 def twin(axes: Axes, label: str) -> Axes:
     """A second vertical axis at the right."""
     right = axes.twinx()

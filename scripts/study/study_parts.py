@@ -20,7 +20,7 @@ from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import RATE_BATCH, RECIPES, rate_at
 from elastic_trainer.timing.table import TimingTable
 
-EPOCHS = 12  # of full training, the paper's (section 6)
+EPOCHS = 12  # of full training, the paper's
 LOOP_MS = 1.0  # of a step beside its own time: images, records
 SELECTION_SECONDS = 1.5
 AVERAGING_SECONDS = 0.5  # of two heads at the end, beside the forward pass over all images

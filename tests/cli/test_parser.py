@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -19,6 +20,9 @@ from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.options import duration, duration_text
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import CONFIG
+from elastic_trainer.timing.table_file import table_folder, table_settings
+
+CUB = "caltech_birds2011"
 
 
 @pytest.mark.parametrize(
@@ -130,20 +134,21 @@ def test_flag_of_the_other_command_is_reported_as_such():
 
 
 def test_defaults_follow_the_data_set_and_the_model():
-    digits = parse_training([]).network
+    digits = parse_training(["--dataset_name", "digits"]).network
     assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
     assert digits.weights == str(GLYPH_WEIGHTS)
-    assert parse_training([]).data.augment == "none"
-    paper = parse_training(["--dataset_name", "caltech_birds2011"])
+    assert parse_training(["--dataset_name", "digits"]).data.augment == "none"
+    paper = parse_training([])
     network, training = paper.network, paper.training
     assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
     assert (network.weights, training.learning_rate) == ("imagenet", 1e-4)
-    assert (training.num_epochs, training.interval) == (12, 3)
-    assert paper.data.augment == "flip"
+    assert (training.num_epochs, training.interval, training.optimizer) == (12, 3, "sgd")
+    assert (paper.data.dataset_name, paper.data.augment, training.feature_cache) == (CUB, "flip", "off")
+    assert (paper.train_type, paper.run.recipe, training.has_fillers) == ("elastic_training", "paper", False)
     vit = parse_training(["--model_name", "vit"])
     assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
     for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
-        assert parse_training(other).network.weights == "imagenet"
+        assert parse_training(["--dataset_name", "digits", *other]).network.weights == "imagenet"
     given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
     assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
 
@@ -160,9 +165,11 @@ def recipe_of(*arguments):
 def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
     assert recipe_of(*photos) == ("_upper_part", 0.02, 0.1, 0.02)
-    assert recipe_of("--recipe", "robust") == ("_upper_part", 0.02, 0.1, 0.01), "batches of 16"
+    digits = ["--dataset_name", "digits"]
+    assert recipe_of(*digits, "--recipe", "robust") == ("_upper_part", 0.02, 0.1, 0.01), "batches of 16"
     assert recipe_of(*photos, "--recipe", "paper") == ("", None, 0, 1e-4)
-    assert recipe_of() == ("", None, 0, 2e-3)
+    assert recipe_of(*digits) == ("", None, 0, 2e-3)
+    assert recipe_of() == ("", None, 0, 1e-4)
     given = ["--gradient_clipping", "0", "--learning_rate", "0.1"]
     given += ["--train_type", "elastic_training"]
     assert recipe_of(*photos, *given) == ("", None, 0.1, 0.1)
@@ -177,13 +184,32 @@ def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
         assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 0.02)
 
 
+@pytest.mark.parametrize("model", ["resnet50", "vgg16", "mobilenetv2", "vit"])
+@pytest.mark.parametrize(("data", "classes"), [(CUB, 200), ("oxford_iiit_pet", 37), ("stanford_dogs", 120)])
+def test_the_published_commands_agree_on_one_timing_table(model, data, classes):
+    """Those of the published README. The first does not name the data set, so all that it needs are the classes."""
+    profiled = parse_profiler(["--model_name", model, "--num_classes", str(classes)])
+    words = ["--model_name", model, "--dataset_name", data, "--train_type", "elastic_training", "--rho", "0.5"]
+    trained = parse_training(words).with_classes(classes)
+    assert table_folder(profiled.network, profiled.logdir) == table_folder(trained.part, trained.run.logdir)
+    assert table_settings(profiled.network) == table_settings(trained.part)
+    assert (trained.network.input_size, trained.network.batch_size, trained.network.alpha) == (224, 4, 1.0)
+    assert profiled.network.weights == "none", "it downloads nothing"
+
+
+def test_published_values_that_stand_for_what_is_the_default_here():
+    command = parse_training(["--run_name", "auto", "--save_txt", "True"])
+    assert command.run.run_name == parse_training([]).run.run_name and command.run.save_txt
+
+
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(command_lines(("logdir",)))
 def test_suggested_profiler_command_parses_to_the_same_settings(arguments):
     command = parse_training(arguments).with_classes(10)
     words = shlex.split(profiler_command(command.network, command.data, command.run.logdir))
     suggested = parse_profiler(words[2:])
-    assert suggested.network == command.network and suggested.logdir == command.run.logdir
+    assert replace(suggested.network, weights=command.network.weights) == command.network
+    assert suggested.network.weights == "none" and suggested.logdir == command.run.logdir
     assert suggested.data.dataset_name == command.data.dataset_name
     assert suggested.data.data_dir == command.data.data_dir
 

@@ -32,7 +32,7 @@ from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.trainer import Trainer
 
 def line_of(*words):
-    sys.argv = ["main.py", "--logdir", "logs", *words]
+    sys.argv = ["main.py", "--dataset_name", "digits", "--logdir", "logs", *words]
     try:
         main.main()
     except (Stopped, UserError) as error:

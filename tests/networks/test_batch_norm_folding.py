@@ -203,8 +203,11 @@ def test_known_networks_are_folded(name, count):
 
 
 def test_folded_half_precision_network_equals_the_plain_one_up_to_rounding(half_precision):
+    """In bfloat16 nothing is folded: on some processors TensorFlow's sums are too rough for it."""
     keras.config.set_dtype_policy(half_precision)
-    assert_same(network(BODIES["plain"][0]), 0.03)
+    model = network(BODIES["plain"][0])
+    assert len(find_pairs(model)) == (half_precision == "mixed_float16")
+    assert_same(model, 0.03)
 
 
 def test_layers_are_as_before_after_folding_and_after_a_failure():

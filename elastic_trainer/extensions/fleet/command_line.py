@@ -32,6 +32,7 @@ from elastic_trainer.runs.reader import is_run, read_config, started_with
 from elastic_trainer.settings import MAIN_FLAGS
 
 SCHEME = "elastic_training_upper_part"
+_MAIN_FLAGS = {**MAIN_FLAGS, "dataset_name": replace(MAIN_FLAGS["dataset_name"], default="digits")}
 _PHOTOS = ("dataset_name", "data_dir", "test_fraction", "skip_broken", "image_memory")
 _SERVER = (
     *("model_name", "input_size", "num_classes", "batch_size", "weights", "alpha", "optimizer", "seed"),
@@ -50,7 +51,7 @@ class _Command(NamedTuple):
 
     @property
     def flags(self) -> dict[str, Flag]:
-        return {**self.own, **{name: MAIN_FLAGS[name] for name in self.main}}
+        return {**self.own, **{name: _MAIN_FLAGS[name] for name in self.main}}
 
 
 COMMANDS = {  # a board gets the network and the recipe from its server
@@ -168,7 +169,8 @@ def _serve(words: Sequence[str], args: argparse.Namespace, given: list[str]) -> 
         _check_classes(names, args)
         typed["num_classes"] = len(names)
     run_name = f"{'simulated' if is_simulated else 'fleet'}_{args.dataset_name}"
-    chosen = {"recipe": "robust", "run_name": run_name, "train_type": SCHEME, "save_model": True}
+    chosen = {"dataset_name": args.dataset_name, "run_name": run_name}
+    chosen |= {"recipe": "robust", "train_type": SCHEME, "save_model": True}
     switches = [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name, False)]
     training = parse_training([*as_words(typed), *switches], as_words(chosen))
     fleet, simulation = from_options(FleetSettings, vars(args)), None

@@ -55,7 +55,7 @@ def test_a_fleet_trains_with_the_flags_that_were_typed(words):
     """As main.py with the same flags and the robust recipe; a board builds the network of its server."""
     command = serve(*words).training
     same = ["--recipe=robust", *words, "--train_type=elastic_training_upper_part", "--save_model"]
-    wanted = parse_training(same)
+    wanted = parse_training(["--dataset_name=digits", *same])
     assert (command.network, command.data, command.training) == (wanted.network, wanted.data, wanted.training)
     own = [] if ".py:" not in command.network.model_name else ["--model_name", command.network.model_name]
     board = board_command(join(*own), sent_words(command, 7))
