@@ -205,7 +205,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyper-parameters of training; defaults are those of the paper's evaluation.
+    """Hyper-parameters of training; defaults are those of the paper's evaluation, except that features are cached.
 
     `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. `feature_cache`: see
     `training.features`; `gradient_clipping`: see `training.optimizers`.
@@ -262,7 +262,7 @@ class Settings:
     importance_batches: int = flag(1, BUDGET, count, "N", used_by=(ELASTIC, BY_IMPORTANCE, ON_IMAGES), help=(
         "batches on which importance is measured; with 2 or more, [an update is judged on other "
         "images](how_it_works.md#the-six-steps) than it was made from"))
-    feature_cache: str = flag(PAPER["feature_cache"], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
+    feature_cache: str = flag(FEATURE_CACHES[0], DATA, OneOf(FEATURE_CACHES), "KIND", help=(
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
     checkpoint_minutes: float = flag(10.0, RESUMING, at_least_0, "MINUTES", is_free=True, help=(
