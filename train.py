@@ -123,7 +123,7 @@ def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict
 
 
 def elastic_training(
-    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, **more: Any
+    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, *more: Any, **named: Any
 ) -> dict[str, Any]:
     """Elastic training as in the paper: `train("elastic_training", …)`, whose arguments, result and errors it has.
 
@@ -142,7 +142,7 @@ def elastic_training(
     | save_model                        | `settings.save_model`: best.keras and last.keras in the run's folder       |
     | save_txt                          | always: metrics.csv, a row an epoch, and summary.json in the run's folder  |
     """
-    return train("elastic_training", model, data, settings, run, **more)
+    return train("elastic_training", model, data, settings, run, *more, **named)
 
 
 def __getattr__(name: str) -> Any:

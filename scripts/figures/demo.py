@@ -149,7 +149,8 @@ def draw(found: Mapping[str, Points], selections: Selections) -> None:
     axes.set(xlabel="training (s)", ylabel="test accuracy (%)")
     epochs, masks = zip(*selections, strict=True)
     plotting.draw_map(beside, [*epochs, PAPERS["num_epochs"]], np.array(masks))
-    beside.set(xlabel="epoch", ylabel="tensor (0 is next to the input)", title="trained by the paper's")
+    beside.set(xlabel="epoch", ylabel="tensor (0 is next to the input)", title="what the paper's method trains")
+    beside.set_xticks([*epochs, PAPERS["num_epochs"]])
     for name, points in found.items():
         look, is_curve = plotting.look_of(name), len(points) > 1
         line = points if is_curve else [*points, (found[FULL][-1][0], points[0][1])]

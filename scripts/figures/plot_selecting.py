@@ -25,7 +25,7 @@ def importance(groups: Sequence[Group], sheet: Sheet) -> None:
     if not steady or not by_batches:
         raise UserError("importance: needs a run with a selection every epoch and runs with --importance_batches")
     runs = steady[0].runs
-    epoch_seconds = float(np.mean([_epoch_seconds(run) for run in runs]))
+    epoch_seconds = float(np.mean([_epoch_seconds(run, without_selecting=True) for run in runs]))
     figure, rows = sheet.figure(PAGE, 2.4, caption(groups)), Rows()
     panels = figure.subplots(1, 2)
     for axes, label, kind, values in (
@@ -46,11 +46,6 @@ def importance(groups: Sequence[Group], sheet: Sheet) -> None:
     sheet.save(figure, rows)
 
 
-def _epoch_seconds(run: FinishedRun) -> float:
-    """Training time of an epoch without selecting."""
-    return _seconds_of_epoch(run) - float(run.summary["selection_seconds"]) / int(run.summary["epochs"])
-
-
 def _similarity(first: np.ndarray, second: np.ndarray) -> float:
     """Cosine of the angle between two vectors of importance."""
     return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
@@ -59,7 +54,7 @@ def _similarity(first: np.ndarray, second: np.ndarray) -> float:
 def _by_interval(run: FinishedRun) -> list[tuple[float, float, float]]:
     """(Distance in epochs, mean similarity of importance at that distance, overhead of selecting so seldom in %)."""
     vectors = run.selections().importance
-    overhead = 100 * run.summary["selection_seconds"] / len(vectors) / _epoch_seconds(run)
+    overhead = 100 * run.summary["selection_seconds"] / len(vectors) / _epoch_seconds(run, without_selecting=True)
     rows = []
     for distance in range(1, len(vectors)):
         alike = [_similarity(*pair) for pair in zip(vectors, vectors[distance:], strict=False)]
@@ -84,19 +79,16 @@ def solver(groups: Sequence[Group], sheet: Sheet) -> None:
 
     Time is that of an epoch, over that of full training.
     """
-    ones = sorted(
-        (one for one in groups if one.config["time_resolution"]), key=lambda one: one.config["time_resolution"]
-    )
+    by_resolution = {group.config.get("time_resolution"): group for group in groups}
+    ones = [by_resolution[resolution] for resolution in sorted({*by_resolution} - {None})]
     full = [group for group in groups if group.train_type == "full_training"]
     if not ones or not full:
         raise UserError("solver: needs runs with --time_resolution and one of full_training")
     figure, rows = sheet.figure(PAGE, 2.4, caption(groups)), Rows()
-    full_seconds = full[0].values(_seconds_of_epoch).mean()
+    full_seconds = full[0].values(_epoch_seconds).mean()
     for group in ones:
-        shares = 100 * group.values(_seconds_of_epoch) / full_seconds
-        percents = group.values(
-            lambda run: 100 * run.summary["selection_part_seconds"]["solve"] / run.summary["train_seconds"]
-        )
+        shares = 100 * group.values(_epoch_seconds) / full_seconds
+        percents = 100 * group.values(lambda run: run.summary["selection_part_seconds"]["solve"] / _seconds(run))
         about = {"time_resolution": group.config["time_resolution"], "time_over_full_percent": shares.mean()}
         rows.append({**about, "solver_percent_of_training": percents.mean()})
     resolutions, shares, percents = np.array([[*row.values()] for row in rows]).T
@@ -113,9 +105,15 @@ def solver(groups: Sequence[Group], sheet: Sheet) -> None:
     sheet.save(figure, rows)
 
 
-def _seconds_of_epoch(run: FinishedRun) -> float:
+def _seconds(run: FinishedRun) -> float:
+    """Training time."""
+    return float(run.summary["train_seconds"])
+
+
+def _epoch_seconds(run: FinishedRun, without_selecting: bool = False) -> float:
     """Training time of an epoch."""
-    return float(run.summary["train_seconds"]) / int(run.summary["epochs"])
+    selecting = float(run.summary["selection_seconds"]) if without_selecting else 0.0
+    return (_seconds(run) - selecting) / int(run.summary["epochs"])
 
 
 def subproblems(sheet: Sheet) -> None:

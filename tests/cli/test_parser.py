@@ -62,7 +62,7 @@ CUB = "caltech_birds2011"
         (f"--model_name {__file__}:network --weights imagenet", "--weights: imagenet is not for .*, which has its own"),
         ("--model_name vgg16 --alpha 0.5", "--alpha: vgg16 has one width only"),
         ("--optimizer adam --gradient_clipping 0.1", "--gradient_clipping: .*--optimizer sgd, not adam"),
-        ("--data_dir photos", "--data_dir: .* --dataset_name .* image_folder, not digits"),
+        ("--dataset_name digits --data_dir photos", "--data_dir: .* --dataset_name .* image_folder, not digits"),
         ("--skip_broken", "--skip_broken: .* --dataset_name image_folder"),
         ("--save_model maybe", "--save_model: must be True or False, not 'maybe'"),
         ("--run_name a/b", "--run_name: .*'a/b'"),

@@ -90,6 +90,13 @@ def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(wor
     assert table_file.stat().st_mtime_ns == written and "no timing table" not in capsys.readouterr().out
 
 
+def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, tmp_path, capsys):
+    shutil.copytree(folder_of(words) / "profiles", tmp_path / "profiles")
+    train_run(parse_training([*without_table(words, tmp_path), "--run_name", "other", "--batch_size", "2", "--plan"]))
+    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): measuring a short one"
+    assert re.search(rf"no timing table in {tmp_path}/profiles/\S+_12_3_2\S* {sizes}", capsys.readouterr().out)
+
+
 def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, capsys):
     command = parse_training([*words, "hurried", "--deadline", "120"])
     assert {"num_epochs", "batch_size"} <= command.open

@@ -1,5 +1,6 @@
 """The plots: what is drawn of made-up runs, and which runs go together."""
 
+import json
 from dataclasses import replace
 
 import matplotlib.axes
@@ -111,6 +112,20 @@ def test_similarity_and_overhead_fall_with_the_interval(tmp_path):
     # Four selections of 1 s each in 40 s: 1 s for every 9 s of training, and half of it every other epoch.
     assert [float(row["overhead_percent"]) for row in interval] == pytest.approx([100 / 9, 50 / 9, 100 / 27])
     assert [row["value"] for row in rows if row["kind"] == "images"] == ["16", "64"]
+
+
+def test_time_over_the_solvers_resolution_is_measured_time_of_an_epoch(tmp_path):
+    scheme, solving = "elastic_training", {"selection_part_seconds": {"solve": 0.2}}
+    runs = [made_up_run(tmp_path / "full")]
+    for count, (resolution, scale) in enumerate(((1000, 0.5), (10, 0.9))):
+        runs.append(made_up_run(tmp_path / f"run{count}", scheme, 0.5, scale=scale, time_resolution=resolution))
+        path = runs[-1] / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **solving}))
+    plot_selecting.solver(plotting.group_runs(runs), Sheet(tmp_path / "solver"))
+    rows = [[float(value) for value in row.values()] for row in rows_of(tmp_path / "solver")]
+    np.testing.assert_allclose(rows, [[10, 90, 100 * 0.2 / 36], [1000, 50, 1]])
+    with pytest.raises(UserError, match="needs runs with --time_resolution and one of full_training"):
+        plot_selecting.solver(plotting.group_runs(runs[1:]), Sheet(tmp_path / "none"))
 
 
 def test_time_to_accuracy_is_compared_with_the_best_baseline(tmp_path):

@@ -17,6 +17,7 @@ from command_line import ROOT, run_here, train_here
 from conftest import make_table
 from made_up_runs import rows_of
 from runner import carry_out, write_jobs
+from small_images import write_noise
 from small_tfds import prepare_small
 
 import models
@@ -79,6 +80,21 @@ def test_dataset_name_and_model_name_replace_the_papers():
     assert {(command.data.dataset_name, command.network.model_name, command.network.alpha) for command in commands} == {
         ("oxford_iiit_pet", "mobilenetv2", 0.5)
     }
+
+
+def test_a_figure_on_photos_has_the_papers_settings(tmp_path):
+    """Those that differ by default for an image folder; the quick scale keeps the digits' own."""
+    photos = write_noise(tmp_path / "photos")
+    more = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", "mobilenetv2", "--alpha", "0.35"]
+    for run in make_runs("17ac", *more):
+        network, training = run.command.network, run.command.training
+        assert (network.input_size, network.batch_size, network.alpha) == (224, 4, 0.35)
+        assert (training.num_epochs, training.interval if run.is_elastic else 3) == (12, 3)
+        assert (training.learning_rate, training.gradient_clipping, training.feature_cache) == (1e-4, None, "off")
+        assert not (training.average_head or training.starts_with_head or training.save_model or training.has_fillers)
+        assert training.validation_share == 1 and training.warmup == 0 and not run.command.warnings
+    quick = make_runs("15ad", "--scale", "quick")[0].command
+    assert (quick.network.input_size, quick.training.feature_cache, quick.training.has_fillers) == (64, "off", False)
 
 
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
@@ -214,7 +230,7 @@ def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tm
         assert run.is_complete
         if not run.profile_only:
             started.add(run.folder)
-    assert len(started) == 6  # the other figures start with one of these
+    assert len(started) == 7  # the other figures start with one of these
     for folder in started:
         check_two_steps(folder, paper_figures.CUB)
 

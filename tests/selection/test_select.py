@@ -31,14 +31,16 @@ def test_selection_fits_the_budget_and_contains_the_head(small_model, misses):
     assert everything.mask.all(), "full training, whatever it gains"
 
 
-def test_what_is_left_of_the_budget_trains_tensors_of_negative_importance_but_none_without_a_gradient(small_model):
+def test_fillers_are_tensors_of_negative_importance_but_none_without_a_gradient(small_model):
+    """They train where the budget has room. Without fillers, as in the paper, they are never selected."""
     table, head = make_table(small_model), head_mask(small_model)
     importance = -np.arange(1.0, len(head) + 1)
     importance[:2], importance[2] = 0.0, 1.0
-    mask = select_tensors(table, importance, head, 0.99).mask
+    assert np.flatnonzero(select_tensors(table, importance, head, 0.99).mask & ~head).tolist() == [2]
+    mask = select_tensors(table, importance, head, 0.99, has_fillers=True).mask
     assert mask[2] and not mask[:2].any(), "the deepest two have no gradient"
     assert mask.sum() == len(head) - 2
-    short = select_tensors(table, importance, head, 0.8)
+    short = select_tensors(table, importance, head, 0.8, has_fillers=True)
     assert short.mask[2] and short.step_ms <= short.budget_ms, "what lowers the loss comes first"
 
 
@@ -87,7 +89,7 @@ def test_selection_is_the_best_of_those_in_which_gammas_train_with_their_kernels
         together = (selected[:, 2] == selected[:, 3]) & (selected[:, 4] == selected[:, 5])
         predicted_ms = np.array([table.predict_ms(mask) for mask in masks])
         for rho in (0.4, 0.6, 0.8, 0.99):
-            selection = select_tensors(table, importance, head, rho)
+            selection = select_tensors(table, importance, head, rho, has_fillers=True)
             fits = together & (predicted_ms <= rho * table.full_step_ms + 1e-9)
             gains = np.where(head, 0.0, importance)[table.positions]
             gains[[3, 5]] += gains[[2, 4]]
