@@ -160,7 +160,7 @@ class NetworkSettings:
         PAPER["weights"], NETWORK, Lazy("elastic_trainer.networks.names:known_weights"), "imagenet|none|PATH",
         words="glyph weights or `imagenet`", help=(
         "initial weights, see [Weights](#weights). The glyph weights are the default for MobileNetV2 of width 0.35 "
-        "on `digits`"))
+        "on `digits`; `profiler.py` takes `none`, since times do not depend on them"))
     alpha: float = flag(PAPER["alpha"], NETWORK, number(0.01, 4), "WIDTH", help="width of a MobileNet")
     optimizer: str = flag("sgd", NETWORK, OneOf(OPTIMIZERS), "NAME", words="`adam` for `vit`, else `sgd`", help=(
         "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate"))

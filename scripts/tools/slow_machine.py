@@ -2,7 +2,7 @@
 """Run a command, and all that it starts, with a share of the processor.
 
     scripts/tools/slow_machine.sh 0.25 ./scripts/run_demo.sh
-    scripts/tools/slow_machine.sh --load 20,40 0.25 python main.py   # others are busy for 20 s of every 40
+    scripts/tools/slow_machine.sh --load 20,40 0.25 ./scripts/run_demo.sh   # others are busy for 20 s of every 40
 
 The kernel limits it where a control group may be made (`cpu.max` of cgroup v2, `cpu.cfs_quota_us` of v1); else all its
 processes are stopped and continued in turn, which takes more from programs of many threads. The first line says which,
