@@ -150,8 +150,8 @@ def test_weights_that_are_in_another_file_of_this_machine_are_not_read(place):
         shape = file[names[0]].shape
         del file[names[0]]
         file.create_dataset(names[0], shape, "float32", external=[(str(place / "secret"), 0, 4096)])
-    network = ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", 12, "--logdir", place]
-    line = refusal("main.py", *network, "--weights", place / "my.weights.h5")
+    network = ["--dataset_name", "digits", "--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", 12]
+    line = refusal("main.py", *network, "--logdir", place, "--weights", place / "my.weights.h5")
     assert "is not a file of weights, or is damaged" in line and "is in another file" in line
 
 

@@ -57,7 +57,7 @@ MISTAKES = {
         ["--deadline", "9", "--rho", "0.5"],
     ),
     "profiler": (["--rho", "0.5"], ["--from_trace", "no/such/trace"]),
-    "data": (["show", "--data_dir", "x"], ["prepare", "--dataset_name", "digits"]),
+    "data": (["show", "--dataset_name", "digits", "--data_dir", "x"], ["prepare", "--dataset_name", "digits"]),
 }
 
 

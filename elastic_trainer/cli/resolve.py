@@ -48,7 +48,9 @@ NO_TIME = "there is no time to measure a timing table"
 # Measuring a table takes this factor of a full step's memory, since several of its graphs exist at once, and this much
 # more, as seen with MobileNetV2 and ResNet50 (docs/memory.md).
 MEASURING_FACTOR, MEASURING_MB = 1.35, 180.0
-EXPORT_CONVERSIONS = 3  # times converting the model once, kept of a deadline for its export: two files, and checks
+# Times converting the model once, kept of a deadline for its export. Two files and their checks took 2.6, and 3.5 to
+# 4.9 where two other programs started meanwhile.
+EXPORT_CONVERSIONS = 5
 
 Load = Callable[[TrainCommand, float | None], ImageData]
 

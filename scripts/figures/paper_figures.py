@@ -168,10 +168,9 @@ def runs_of(figure: str, seeds: int, is_quick: bool, dataset_name: str | None, m
 
 def _settings_of_paper(run: Flags, is_quick: bool) -> Flags:
     """The flags that give a run the paper's settings where those of its data set differ."""
-    if is_quick:
-        return {"recipe": "paper", "feature_cache": "off"}
     others = {"model_name", "alpha", "rho", *(() if is_elastic(run) else ("interval",))}
-    return {name: PAPER[name] for name in DATASETS[run["dataset_name"]].defaults if name not in others}
+    names = ("recipe", "feature_cache") if is_quick else DATASETS[run["dataset_name"]].defaults
+    return {name: PAPER[name] for name in names if name not in others}
 
 
 def _quick(run: Flags, is_given: bool) -> Flags:

@@ -79,8 +79,8 @@ def solver(groups: Sequence[Group], sheet: Sheet) -> None:
 
     Time is that of an epoch, over that of full training.
     """
-    by_resolution = {group.config.get("time_resolution"): group for group in groups}
-    ones = [by_resolution[resolution] for resolution in sorted({*by_resolution} - {None})]
+    by_resolution = {group.config["time_resolution"]: group for group in groups if group.config.get("time_resolution")}
+    ones = [by_resolution[resolution] for resolution in sorted(by_resolution)]
     full = [group for group in groups if group.train_type == "full_training"]
     if not ones or not full:
         raise UserError("solver: needs runs with --time_resolution and one of full_training")

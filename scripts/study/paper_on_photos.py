@@ -86,6 +86,21 @@ def words_of(part: Part, args: argparse.Namespace) -> list[str]:
     ]
 
 
+def draw_together(logdir: Path, model: str) -> None:
+    """Figure 15: the curves of all data sets in one picture."""
+    schemes = ("elastic_training_rho50", "full_training", "traditional_tl_training", "bn_plus_bias_training")
+    runs = [
+        run
+        for data in INPUT_SIZES
+        for scheme in schemes
+        for run in sorted((logdir / data).glob(f"{model}_image_folder_{scheme}_seed*/"))
+        if is_finished(run)
+    ]
+    stem = RESULTS / f"figure15_{model}"
+    subprocess.run([sys.executable, ROOT / "scripts/figures/plot.py", "curves", *runs, "--output", stem], check=True)
+    stem.with_suffix(".pdf").unlink()
+
+
 def pack(logdir: Path) -> None:
     """Write what the finished runs recorded into one archive."""
     runs = sorted(path.parent for path in logdir.glob(f"*/*/{CONFIG}") if is_finished(path.parent))
@@ -142,6 +157,8 @@ def main() -> None:
             raise UserError(f"{part.name} was not finished; start this script again to continue")
         (RESULTS / f"{part.name}.pdf").unlink(missing_ok=True)
         pack(args.logdir)
+        if part.figure == CURVES and part.rate is None:
+            draw_together(args.logdir, part.model)
 
 
 if __name__ == "__main__":

@@ -68,18 +68,18 @@ def test_a_folder_as_output_is_refused(output, photos):
 
 
 def test_show_draws_digits_without_a_folder(tmp_path, capsys):
-    run_data("show", "--output", tmp_path / "digits")
+    run_data("show", "--dataset_name", "digits", "--output", tmp_path / "digits")
     assert re.search(r"10 classes +898 +899", capsys.readouterr().out)
     with Image.open(tmp_path / "digits_test.png") as sheet:
         assert sheet.size[0] > 800
 
 
 def test_data_py_runs_show_and_refuses_a_mistyped_command_in_one_line(tmp_path):
-    def command(word):
-        words = [sys.executable, str(ROOT / "data.py"), word]
-        return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    def command(*words):
+        script = [sys.executable, str(ROOT / "data.py")]
+        return subprocess.run([*script, *words], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
 
-    done = command("show")
+    done = command("show", "--dataset_name", "digits")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "figures" / "digits_train.png").is_file()
     done = command("shwo")

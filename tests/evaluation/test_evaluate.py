@@ -64,7 +64,7 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
     assert parse_evaluation(["--evaluate", str(run)]).class_names == ["caf\u00e9", "tea"], "of a folder from a Mac"
     (run / "config.json").unlink()
     command = parse_evaluation(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
-    assert (command.folder, command.data.dataset_name) == (Path("here/evaluated_best"), "digits")
+    assert (command.folder, command.data.dataset_name) == (Path("here/evaluated_best"), "caltech_birds2011")
     assert command.input_size is None
 
 

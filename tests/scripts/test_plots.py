@@ -122,8 +122,8 @@ def test_time_over_the_solvers_resolution_is_measured_time_of_an_epoch(tmp_path)
         path = runs[-1] / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **solving}))
     plot_selecting.solver(plotting.group_runs(runs), Sheet(tmp_path / "solver"))
-    rows = [[float(value) for value in row.values()] for row in rows_of(tmp_path / "solver")]
-    np.testing.assert_allclose(rows, [[10, 90, 100 * 0.2 / 36], [1000, 50, 1]])
+    rows = np.array([[*row.values()] for row in rows_of(tmp_path / "solver")], float)
+    np.testing.assert_allclose(rows, np.array([[10, 90, 100 * 0.2 / 36], [1000, 50, 1]]))
     with pytest.raises(UserError, match="needs runs with --time_resolution and one of full_training"):
         plot_selecting.solver(plotting.group_runs(runs[1:]), Sheet(tmp_path / "none"))
 

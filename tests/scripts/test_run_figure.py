@@ -92,7 +92,8 @@ def test_a_figure_on_photos_has_the_papers_settings(tmp_path):
         assert (training.num_epochs, training.interval if run.is_elastic else 3) == (12, 3)
         assert (training.learning_rate, training.gradient_clipping, training.feature_cache) == (1e-4, None, "off")
         assert not (training.average_head or training.starts_with_head or training.save_model or training.has_fillers)
-        assert training.validation_share == 1 and training.warmup == 0 and not run.command.warnings
+        assert training.validation_share == 1 and training.warmup == 0
+        assert not run.command.warnings or run.command.train_type == "prunetrain"
     quick = make_runs("15ad", "--scale", "quick")[0].command
     assert (quick.network.input_size, quick.training.feature_cache, quick.training.has_fillers) == (64, "off", False)
 
