@@ -230,9 +230,11 @@ def _find_table(command: TrainCommand, steps: TracedSteps, left: float) -> tuple
         try:
             if TABLE_TRACES * tracing > until - time.perf_counter():
                 raise NoTimeToMeasureError
-            others = ", ".join(other_tables(network, run.logdir))
-            found = f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
-            found = found if table is None else f"an unreliable timing table ({table.doubt}) in {folder}"
+            if table is None:
+                others = ", ".join(other_tables(network, run.logdir))
+                found = f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
+            else:
+                found = f"an unreliable timing table ({table.doubt}) in {folder}"
             print(f"{found}: measuring a short one; a longer one: {remake}")
             _measure_table(command, steps, folder, until)
             used = "the next run measures again"

@@ -90,9 +90,8 @@ def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None
 def other_tables(network: NetworkSettings, logdir: Path) -> list[str]:
     """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
     label = f"{model_label(network.model_name, network.alpha)}_"
-    sizes = [
-        folder.parent.name.removeprefix(label).split("_") for folder in logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
-    ]
+    records = logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
+    sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
     return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
 
 

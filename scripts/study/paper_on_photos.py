@@ -36,7 +36,7 @@ from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is
 RESULTS = ROOT / "docs/results/paper"
 RECORDED = (CONFIG, SUMMARY, METRICS, SELECTIONS)  # of each finished run
 MOBILENET, EFFICIENTNET = "mobilenetv2", "efficientnetlite0"
-# The largest of 1e-4, 3e-4, 1e-3, 3e-3, 1e-2 at which full training of MobileNetV2 does not collapse.
+# To be replaced by the largest rate at which full training does not collapse; not tried yet at these settings.
 SUITING_RATE = 1e-3
 
 

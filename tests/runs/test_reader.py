@@ -109,16 +109,7 @@ def test_fields_that_a_run_lacks_are_left_out(tmp_path):
 
 
 def test_flags_of_earlier_versions_that_changed_no_result_are_left_out_when_a_run_is_continued(tmp_path):
-    words = [
-        "--seed",
-        "1",
-        "--allow_tensorflow_kernels",
-        "--checkpoint_steps=5",
-        "--allow_tensorflow_kernels",
-        "True",
-        "--alpha",
-        "0.35",
-    ]
+    words = ["--seed", "1", "--checkpoint_steps=5", "--allow_tensorflow_kernels", "True", "--alpha", "0.35"]
     folder = made_up_run(tmp_path / "old", command=words)
     assert started_with(folder) == ["--seed", "1", "--alpha", "0.35"]
 
