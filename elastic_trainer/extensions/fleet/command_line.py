@@ -219,7 +219,8 @@ def _join(words: list[str], args: argparse.Namespace) -> JoinCommand:
     if custom is not None and not is_custom_model(custom):
         raise UserError(f"--model_name {custom}: the server says which network; give FILE.py:FUNCTION alone")
     if args.data_dir is not None and "dataset_name" not in typed:
-        typed["dataset_name"] = args.dataset_name = "image_folder"
+        args.dataset_name = "image_folder"
+    typed["dataset_name"] = args.dataset_name
     check_data_options(args)
     return JoinCommand(from_options(BoardSettings, vars(args)), as_words(typed), custom, args.logdir)
 
