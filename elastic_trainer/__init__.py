@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.settings import Settings
     from elastic_trainer.timing.profiling import profile
     from elastic_trainer.trainer import Trainer
+    from elastic_trainer.training.feature_sums import FeatureSums
 
 __all__ = [
     "ArrayData",
     "ElasticTraining",
+    "FeatureSums",
     "Settings",
     "State",
     "Trainer",
@@ -36,6 +38,7 @@ __all__ = [
 _MODULES = {
     "ArrayData": "elastic_trainer.datasets.array_data",
     "ElasticTraining": "elastic_trainer.keras_callback",
+    "FeatureSums": "elastic_trainer.training.feature_sums",
     "Settings": "elastic_trainer.settings",
     "State": "elastic_trainer.runs.checkpoint",
     "Trainer": "elastic_trainer.trainer",

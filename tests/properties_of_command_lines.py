@@ -12,10 +12,9 @@ from properties import one_line, property_of
 from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.cli.train_command import parse_main
-from elastic_trainer.extensions.fleet.command_line import COMMANDS, parse_fleet
 from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
 
-_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output", *(name for each in COMMANDS.values() for name in each.flags)})
+_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output"})
 _CHOICES = sorted({str(one) for flag in MAIN_FLAGS.values() for one in getattr(flag.type, "names", [])})
 _WORDS = [
     *("", "-", "--", "=", "0", "-1", "1", "4", "10", "0.5", "1e400", "nan", "inf", "1e-320", "True", "False", "none"),
@@ -37,7 +36,7 @@ _WORDS = [
         "@x",
     ),
     *("no/such.keras", "no/such.py:f", f"{__file__}:f", f"{__file__}:", __file__, "1" * 400, "0x10", "1_0", "٣"),
-    *("show", "prepare", "serve", "join", "simulate", "mobilenetv2", "resnet50", "vit", *FOLDERS),
+    *("show", "prepare", "mobilenetv2", "resnet50", "vit", *FOLDERS),
 ]
 VALUES = st.one_of(
     *(st.sampled_from(_WORDS), st.sampled_from(_CHOICES), st.text()), st.integers().map(str), st.floats().map(str)
@@ -53,13 +52,12 @@ _PARSERS = {
     "main.py": parse_main,
     "profiler.py": parse_profiler,
     "data.py": parse_data,
-    "fleet.py": parse_fleet,
 }
 
 
 @property_of(
     st.sampled_from(sorted(_PARSERS)),
-    st.sampled_from([[], ["show"], ["prepare"], ["serve"], ["join"], ["simulate"]]),
+    st.sampled_from([[], ["show"], ["prepare"]]),
     st.lists(_PIECES, max_size=6),
 )
 def any_command_line_is_parsed_or_refused_in_a_line(script: str, start: list[str], pieces: list[list[str]]) -> None:

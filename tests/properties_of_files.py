@@ -26,7 +26,6 @@ from small_networks import as_if_trained, values
 from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.datasets import decoding
-from elastic_trainer.extensions.fleet.command_line import parse_fleet
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.saved_model import load_model, save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
@@ -152,7 +151,6 @@ def use_run(changed: dict[str, bytes]) -> None:
         lambda: parse_main(["--resume", str(folder)]),
         lambda: parse_main(["--evaluate", str(folder)]),
         lambda: parse_evaluation(["--evaluate", str(folder)]),
-        lambda: parse_fleet(["serve", "--resume", str(folder)]),
         lambda: parse_main(["--weights", str(folder)]),
     ]
     for way in ways:

@@ -64,7 +64,7 @@ from elastic_trainer.timing import measuring, profiling
 
 modules = [module.name for module in pkgutil.walk_packages(elastic_trainer.__path__, "elastic_trainer.")]
 for attempt in (
-    *(partial(importlib.import_module, name) for name in modules if "fleet" not in name),
+    *(partial(importlib.import_module, name) for name in modules),
     lambda: find(DataSettings(dataset_name="digits")),
     lambda: find(DataSettings(dataset_name="stanford_dogs", data_dir=Path("."))),
     lambda: build_backbone("vit", 32, "imagenet", 1.0),
@@ -133,8 +133,7 @@ def test_the_wheel_has_the_package_and_the_solver_and_nothing_else(checkout: Pat
     files = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(checkout).as_posix() for path in (checkout / "elastic_trainer").rglob("*.py")}
     assert len(package) > 50
-    extensions = {"fleet/app/pyproject.toml", "board/tensorflow_2.6_operations.txt"}
-    data = {"elastic_trainer/py.typed", *(f"elastic_trainer/extensions/{name}" for name in extensions)}
+    data = {"elastic_trainer/py.typed", "elastic_trainer/extensions/board/tensorflow_2.6_operations.txt"}
     expected = {*package, *data, "selection_solver_DP.py"}
     assert {name for name in files if ".dist-info/" not in name} == expected
 

@@ -94,8 +94,6 @@ def _unused(args: argparse.Namespace, given: Sequence[str]) -> tuple[str, ...]:
 def _as_started(parser: OneLineParser, folder: Path, words: Sequence[str]) -> argparse.Namespace:
     """The options that the run in `folder` was started with, and those given now."""
     command = started_with(folder)
-    if command and not command[0].startswith("-"):
-        raise UserError(f"--resume {folder}: is the run of a fleet (fleet.py {command[0]}), not of main.py")
     args = parser.parse_args([*command, *words])
     args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
     args.command = command

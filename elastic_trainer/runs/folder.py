@@ -83,9 +83,8 @@ def _empty(folder: Path) -> None:
     written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL, TRAINED_IMAGES}
     written |= {name for entry in EXPORTERS.values() for name in entry.files}
     written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
-    written |= {"boards.csv", "superlink.log"}  # of a fleet's server, with curves of each board
     Checkpoints(folder / "checkpoints").clear()
-    for path in [*folder.iterdir(), *folder.glob("evaluation/*"), *folder.glob("boards/*/*")]:
+    for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
         if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
             path.unlink()
         elif path.is_dir() and path.name in written:  # what an exporter wrote

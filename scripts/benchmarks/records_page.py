@@ -33,7 +33,6 @@ numbers of earlier series; their records are in this repository's commits 81e50d
 RESULTS = {  # what the index shows of a record, by the start of its name
     "board": ("step_over_tensorflow",),
     "examples": (),
-    "fleet": ("accuracy_percent",),
     "fuzz": ("examples", "failed"),
     "long_run": ("growth_percent",),
     "memory": ("median_error_percent", "p95_error_percent"),

@@ -36,8 +36,8 @@ from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is
 RESULTS = ROOT / "docs/results/paper"
 RECORDED = (CONFIG, SUMMARY, METRICS, SELECTIONS)  # of each finished run
 MOBILENET, EFFICIENTNET = "mobilenetv2", "efficientnetlite0"
-# To be replaced by the largest rate at which full training does not collapse; not tried yet at these settings.
-SUITING_RATE = 1e-3
+# Of 1e-4, 3e-4, 1e-3, 3e-3 and 1e-2, full training of MobileNetV2 survives the first alone, the paper's.
+COLLAPSING_RATE = 3e-4
 
 
 class Part(NamedTuple):
@@ -61,12 +61,11 @@ class Part(NamedTuple):
 
 CURVES = "15ad"
 PARTS = (
-    *(Part(CURVES, data) for data in INPUT_SIZES),
+    *(Part(CURVES, data, seeds=3) for data in INPUT_SIZES),
     *(Part(figure, "grocery") for figure in ("17ac", "17bd", "18", "21", "22", "23")),
     *(Part("20", data) for data in ("grocery", "sign_digits")),
     *(Part(figure, "grocery") for figure in ("7", "13", "table1")),
-    *(Part(CURVES, data, rate=SUITING_RATE) for data in INPUT_SIZES),
-    *(Part(CURVES, data, seeds=3) for data in INPUT_SIZES),
+    *(Part(CURVES, data, rate=COLLAPSING_RATE) for data in INPUT_SIZES),
     *(Part("table2", data, seeds=3) for data in INPUT_SIZES),
     *(Part(CURVES, data, EFFICIENTNET) for data in ("dogs", "sign_digits", "grocery")),
     Part("table1", "grocery", EFFICIENTNET),

@@ -15,18 +15,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import utils
 from elastic_trainer.cli.flags import default_text, help_text
 from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.extensions.fleet.settings import BOARD_FLAGS, FLEET_FLAGS, SIMULATION_FLAGS
 from elastic_trainer.files import write_text
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
 
-ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS, **FLEET_FLAGS, **SIMULATION_FLAGS}
+ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 
 
 def flags_table(section: str) -> str:
     """A row a flag of the section."""
-    flags = [flag for flag in [*ALL_FLAGS.values(), *BOARD_FLAGS.values()] if flag.section == section]
+    flags = [flag for flag in ALL_FLAGS.values() if flag.section == section]
     rows = [f"| `--{flag.name}` | {default_text(flag)} | {help_text(flag)} |" for flag in flags]
     return "\n".join(["| flag | default | meaning |", "|---|---|---|", *rows])
 

@@ -37,11 +37,6 @@ COMMANDS = (
     *(("data.py", name) for name in ("show", "prepare")),
     ("scripts/figures/run_figure.py",),
 )
-FLEET = (
-    ("fleet.py", "serve"),
-    ("fleet.py", "join"),
-    ("fleet.py", "simulate"),
-)  # most of their flags are those of main.py
 Words = tuple[str, ...]
 
 
@@ -148,12 +143,6 @@ def test_flags_page_lists_exactly_the_flags_of_each_command(command: Words) -> N
     assert set(documented(command)) == set(flags_of(command))
 
 
-@pytest.mark.parametrize("command", FLEET, ids=" ".join)
-def test_flags_page_names_the_flags_of_a_fleet(command: Words) -> None:
-    section = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").partition("## fleet.py")[2].partition("\n## ")[0]
-    assert not set(flags_of(command)) - {"--help"} - set(re.findall(r"--\w+", section))
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> None:
     page = documented(command)
@@ -200,7 +189,7 @@ def test_flags_page_is_what_its_script_writes() -> None:
 
 def test_flags_page_names_no_flag_that_no_command_has() -> None:
     text = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
-    known = {"--help"}.union(*(flags_of(command) for command in (*COMMANDS, *FLEET)))
+    known = {"--help"}.union(*(flags_of(command) for command in COMMANDS))
     assert set(re.findall(r"--[a-z]\w*", text)) <= known
 
 
@@ -315,7 +304,7 @@ def unknown_flags(call: Call) -> set[str]:
     if call.script.endswith(".py") and not call.script.startswith("scripts/board"):  # that one needs an export
         if not call.flags:
             return set()
-        command = (call.script, call.words[0]) if call.script in ("data.py", "fleet.py") else (call.script,)
+        command = (call.script, call.words[0]) if call.script == "data.py" else (call.script,)
         return set(call.flags) - set(flags_of(command))
     if re.match(r"scripts/run_(figure|table)\w+\.sh", call.script):
         at = call.words.index("--") if "--" in call.words else len(call.words)

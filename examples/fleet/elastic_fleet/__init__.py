@@ -1,0 +1,1 @@
+"""A fleet of boards that train one model, each within its own budget: a Flower app."""
