@@ -21,10 +21,10 @@ from elastic_trainer.cli.evaluate_command import parse_evaluation
 from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
+from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.registry import AFTERWARDS, EXPORTERS, INSTEAD, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.config import custom_network_record
-from elastic_trainer.runs.folder import check_run_folder, disk_line, disk_need, run_folder
+from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL
@@ -92,11 +92,8 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if exporter and not run.plan:
         exporter.check(run)
     model = models.build(command.network, names)
-    network_of_user = custom_network_record(model, command.network, run)
-    if command.training.save_model and network_of_user is not None:
+    if command.training.save_model and is_custom_model(command.network.model_name):
         check_saving(model, f"--export {run.export}" if run.export else "--save_model", changes_shape=False)
-    need = disk_need(model, command.network, command.training.save_model, bool(run.export))
-    disk = disk_line(need, run.logdir, run.folder if run.resume or run.overwrite else None)
 
     def load(command: TrainCommand, images_mb: float | None) -> ImageData:
         network, is_elastic = command.network, SCHEMES[command.train_type].is_elastic
@@ -111,7 +108,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     command, dataset = prepared.command, prepared.data
     is_exported_now = exporter is not None and exporter.is_untrained and not run.plan
     if prepared.plan:
-        print(*prepared.plan, *([disk] if run.plan else []), sep="\n")
+        print(*prepared.plan, sep="\n")
     if run.plan:
         if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
@@ -129,7 +126,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         )
         if command.run.save_txt:
             print(f"--save_txt: accuracy and time are text in {folder / METRICS} and {folder / SUMMARY}")
-        config = {**command.config, "images": dataset.record(), "network": network_of_user}
+        config = {**command.config, "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             more = prepared.budget, stop, time.perf_counter() - start, prepared.memory

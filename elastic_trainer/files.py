@@ -1,21 +1,17 @@
-"""Atomic file writes, locks, and readers whose errors name the file and the field."""
+"""Atomic file writes, locks, and readers whose errors name the file."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import json
-import math
 import os
 import re
-import reprlib
 import shutil
-import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.errors import UserError, first_line
 
@@ -23,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+VERSION = 1  # of our own JSON files, with the tables beside them
 MAX_UNPACKED = 20  # times the size of an archive, beyond 100 MB
 
 
@@ -37,82 +34,32 @@ def reading(path: Path | str) -> Iterator[None]:
         raise UserError(f"{path}: {first_line(error)}") from error
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of value in a JSON file: `words` completes "must be …", `holds` tells whether a value is one."""
+@contextlib.contextmanager
+def trusting(path: Path) -> Iterator[None]:
+    """What goes wrong while a file of our own is read in this block becomes a `UserError` that names it.
 
-    words: str
-    holds: Callable[[Any], bool]
-
-
-def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False, kind: type = float) -> Kind:
-    """Finite numbers from `low` to `high`; `above`: without `low` itself; `kind` int: whole ones."""
-    words = "a whole number" if kind is int else "a finite number"
-    words += f" {'above' if above else 'from'} {low:g}" if low > -math.inf else ""
-    words += f" to {high:g}" if high < math.inf else ""
-
-    def holds(value: Any) -> bool:
-        is_number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-        return is_number and low <= value <= high and abs(value) <= sys.float_info.max and not (above and value == low)
-
-    return Kind(words, holds)
-
-
-def text(pattern: str) -> Kind:
-    """Texts that match `pattern` from beginning to end."""
-    return Kind(f"text that matches {pattern}", lambda one: isinstance(one, str) and bool(re.fullmatch(pattern, one)))
-
-
-def nullable(kind: Kind) -> Kind:
-    """What `kind` stands for, and null."""
-    return Kind(f"{kind.words} or null", lambda value: value is None or kind.holds(value))
-
-
-TEXT = Kind("text", lambda value: isinstance(value, str))
-TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
-OBJECT = Kind("an object", lambda value: isinstance(value, dict))
-LIST = Kind("a list", lambda value: isinstance(value, list))
-Kinds: TypeAlias = "Kind | list[Kinds] | tuple[Kinds, ...] | dict[str, Kinds]"  # see `require`
-
-
-def require(value: Any, kind: Kinds, place: str = "") -> None:
-    """Raise `ValueError`, which names the field, unless a value that was read from JSON is of this kind.
-
-    Args:
-        value: as `json.loads` returns it.
-        kind: [kind] stands for a list of any length, (kind, kind) for a list of two, {name: kind} for an object with
-            such a field; if the name ends with "?", the field may be missing or null. Other fields are not checked.
-        place: where the value is, for the message, such as "fit: ".
+    Such a file was written atomically, and nobody edits it. So it is not checked field by field.
     """
-    if isinstance(kind, Kind):
-        if not kind.holds(value):
-            raise ValueError(f"{place}must be {kind.words}, not {reprlib.repr(value)}")
-    elif isinstance(kind, dict):
-        require(value, OBJECT, place)
-        for name, one in kind.items():
-            key, is_optional = name.removesuffix("?"), name.endswith("?")
-            if key not in value and not is_optional:
-                raise ValueError(f"{place}{key}: is missing")
-            if not is_optional or value.get(key) is not None:
-                require(value[key], one, f"{place}{key}: ")
-    else:
-        require(value, LIST, place)
-        kinds = kind * len(value) if isinstance(kind, list) else kind
-        if len(kinds) != len(value):
-            raise ValueError(f"{place}must be a list of {len(kind)}, not {reprlib.repr(value)}")
-        for index, one in enumerate(value):
-            require(one, kinds[index], f"{place}{index}: ")
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error, RecursionError) as error:
+        raise UserError(f"{path}: is damaged or of another version; delete it") from error
 
 
-def read_json(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
-    """The object in a JSON file, checked by `require`; the `UserError` names the file and the field."""
-    with reading(path):
-        try:
-            record: dict[str, Any] = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not valid JSON: {first_line(error)}") from error
-        require(record, fields)
+def read_record(path: Path) -> dict[str, Any]:
+    """The object in a file of `write_record`. Raises `UserError` if it is damaged or of another version."""
+    with trusting(path):
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        if record.pop("version") != VERSION:
+            raise ValueError
         return record
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write an object as JSON, atomically, with the version of our files."""
+    write_json(path, {"version": VERSION, **record})
 
 
 def check_unpacked(file: zipfile.ZipFile) -> None:

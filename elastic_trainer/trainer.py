@@ -347,17 +347,7 @@ class Trainer:
         return State(self.training.values(), record)
 
     def load(self, state: State) -> None:
-        """Go on from `state`, or from its variables alone if its record is empty, as a server's that starts a round.
-
-        Such a state may lack variables, those of the optimizer for example, which then stay as they are. While the same
-        tensors train, the compiled step stays, too.
-
-        Raises:
-            UserError: it is of other examples or of another network.
-        """
-        if not state.record:
-            self.training.assign({**self.training.values(), **state.arrays}, keeps_step=True)
-            return
+        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
         examples = [self.data.train_count, self.data.test_count]
         if state.record["examples"] != examples:
             raise UserError(

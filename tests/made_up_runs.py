@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elastic_trainer.files import write_csv, write_json
+from elastic_trainer.files import write_csv, write_record
 from elastic_trainer.machine import environment
 
 EPOCHS = 4
@@ -68,8 +68,8 @@ def made_up_run(folder, train_type="full_training", rho=None, seed=0, scale=1.0,
         "peak_memory_mb": 1000 * scale,
         "energy_joules": None,
     }
-    write_json(folder / "config.json", settings)
-    write_json(folder / "summary.json", summary)
+    write_record(folder / "config.json", settings)
+    write_record(folder / "summary.json", summary)
     write_csv(folder / "metrics.csv", [*rows[0]], [[*row.values()] for row in rows])
     # Importance turns a little each epoch, so similarity falls with distance.
     chosen, columns = [], ["epoch", "step", "name", "importance", "chosen"]

@@ -7,166 +7,24 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
-from conftest import BATCH, make_small_model, make_table
+from conftest import make_small_model
 from hypothesis import strategies as st
-from made_up_runs import made_up_run
 from PIL import Image
 from properties import DAMAGES, FIELD_CHANGES, Damage, FieldChange, fresh, one_line, property_of, workplace
-from properties_of_command_lines import VALUES
 from small_images import encoded
 from small_networks import as_if_trained, values
 
-from elastic_trainer.cli.evaluate_command import parse_evaluation
-from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.datasets import decoding
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.saved_model import load_model, save_model
-from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.checkpoint import Checkpoints, State
-from elastic_trainer.runs.reader import latest_importance, read_run, read_summary
-from elastic_trainer.selection.budget import smallest_rho
-from elastic_trainer.selection.select import select_tensors, select_upper_part
-from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, save_table
 from elastic_trainer.timing.trace import read_trace
 
 TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
-
-# --- tables and records -----------------------------------------------------------------------------------------------
-
-_SETTINGS = {"model_name": "small", "batch_size": BATCH, "optimizer": "sgd"}
-
-
-@functools.cache
-def small_table() -> tuple[keras.Model, TimingTable, dict[str, bytes]]:
-    """The small network, its table, and the files of that."""
-    from elastic_trainer.machine import environment
-    from elastic_trainer.memory.costs import NO_CHAIN, Kept, MemoryCosts
-
-    model = make_small_model()
-    table = make_table(model, t_fw_ms=0.5)
-    count = len(table.names)
-    costs = MemoryCosts(30.0, 10.0, 1.0, np.arange(count) / 2, np.ones(count), [Kept((0, 1), NO_CHAIN, 100.0)])
-    table = replace(table, memory=costs, compiling_ms=1500.0, plain_step_ms=7.0, settings=dict(_SETTINGS))
-    table.details.update(environment=environment(), graph_digest="a1b2")
-    folder = workplace() / "table"
-    save_table(table, folder)
-    return model, table, {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def read_table(contents: dict[str, bytes]) -> TimingTable | None:
-    """The table of these files, as a run loads it; None if it is refused in a line. Nothing in its folder changes."""
-    model, folder, table = small_table()[0], workplace() / "table", None
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    with one_line():
-        table = load_table(folder, _SETTINGS, tensor_names(model), shapes, "a1b2", "profiler.py", allow_stale=True)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
-    return table
-
-
-def is_usable(table: TimingTable, model: keras.Model) -> None:
-    """Selections by a table, and what it predicts, are sound."""
-    head, importance = head_mask(model), np.ones(len(table.names))
-    assert sorted(table.positions) == [*range(len(importance))]
-    smallest = smallest_rho(table, head)
-    assert math.isfinite(smallest) and smallest > 0
-    for select in (select_tensors, select_upper_part):
-        plan = select(table, importance, head, 0.6)
-        assert plan.mask[head].all() and math.isfinite(plan.step_ms) and plan.step_ms >= 0
-        assert (plan.mask == head).all() or plan.step_ms <= plan.budget_ms * (1 + 1e-9)
-    if table.memory is not None:
-        room_mb = table.predict_mb(head) + 1.0
-        assert table.predict_mb(select_tensors(table, importance, head, 0.9, room_mb=room_mb).mask) <= room_mb + 1e-6
-    str(table.doubt)
-
-
-@property_of(st.sampled_from(["table.csv", "profile.json"]), DAMAGES, st.booleans())
-def a_damaged_timing_table_is_refused_or_usable(name: str, damage: Damage, swaps: bool) -> None:
-    model, _, contents = small_table()
-    other = "table.csv" if name == "profile.json" else "profile.json"
-    table = read_table({**contents, name: damage(contents[other if swaps else name])})
-    if table is not None:
-        is_usable(table, model)
-
-
-@property_of(FIELD_CHANGES)
-def a_timing_table_with_another_field_is_refused_or_usable(change: FieldChange) -> None:
-    model, _, contents = small_table()
-    record = change(json.loads(contents["profile.json"]))
-    table = read_table({**contents, "profile.json": json.dumps(record).encode()})
-    if table is not None:
-        is_usable(table, model)
-
-
-@property_of(
-    st.integers(0, 10**6),
-    st.sampled_from(["t_dw_ms", "t_dy_ms", "t_fw_ms", "order", "name", "kernel", "shape", "features_mb"]),
-    VALUES,
-)
-def a_timing_table_with_another_cell_is_refused_or_usable(line: int, column: str, cell: str) -> None:
-    import csv
-
-    model, _, contents = small_table()
-    rows = [*csv.reader(io.StringIO(contents["table.csv"].decode()))]
-    rows[1 + line % (len(rows) - 1)][rows[0].index(column)] = cell
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    table = read_table({**contents, "table.csv": text.getvalue().encode("utf-8", "surrogateescape")})
-    if table is not None:
-        is_usable(table, model)
-
-
-@functools.cache
-def finished_run() -> tuple[Path, dict[str, bytes]]:
-    """A run that was never trained, with a model, and its files."""
-    record = {"class_names": ["a", "b"], "training_images": "", "test_images": ""}
-    folder = made_up_run(workplace() / "run", command=["--rho", "0.5"], images=record)
-    (folder / "best.keras").write_bytes(b"")
-    return folder, {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def check_importance(found: tuple[np.ndarray, Path] | None) -> None:
-    assert found is None or (found[0].shape == (2,) and np.isfinite(found[0]).all())
-
-
-def use_run(changed: dict[str, bytes]) -> None:
-    """Read a run with changed files in each way that commands do."""
-    folder, contents = finished_run()
-    for name, content in {**contents, **changed}.items():
-        (folder / name).write_bytes(content)
-    ways: list[Callable[[], Any]] = [
-        lambda: read_run(folder).selections(),
-        lambda: read_run(folder).column("test_accuracy"),
-        lambda: check_importance(latest_importance(folder.parent, ["t0", "t1"])),
-        lambda: read_summary(folder),
-        lambda: parse_main(["--resume", str(folder)]),
-        lambda: parse_main(["--evaluate", str(folder)]),
-        lambda: parse_evaluation(["--evaluate", str(folder)]),
-        lambda: parse_main(["--weights", str(folder)]),
-    ]
-    for way in ways:
-        with one_line():
-            way()
-
-
-@property_of(st.sampled_from(["config.json", "summary.json", "metrics.csv", "selections.csv"]), DAMAGES)
-def a_damaged_run_folder_is_refused_in_a_line(name: str, damage: Damage) -> None:
-    use_run({name: damage(finished_run()[1][name])})
-
-
-@property_of(st.sampled_from(["config.json", "summary.json"]), FIELD_CHANGES)
-def a_run_folder_with_another_field_is_refused_or_read(name: str, change: FieldChange) -> None:
-    use_run({name: json.dumps(change(json.loads(finished_run()[1][name]))).encode()})
-
 
 # --- checkpoints, weights, models -------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from conftest import BATCH, make_small_data, make_small_model, make_table
 from elastic_trainer import ArrayData, Settings, Trainer
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.schemes import FixedScheme
 
@@ -178,24 +177,6 @@ def test_a_state_of_other_examples_is_refused():
     )
     with pytest.raises(UserError, match=r"24, 8.*28, 8"):
         other.load(trainer.state())
-
-
-def test_a_round_that_a_server_starts_takes_its_weights_and_keeps_its_own_examples():
-    server, client = regression_trainer(), regression_trainer()
-    server.run(until_step=6)
-    sent = {name: array for name, array in server.state().arrays.items() if name.startswith("model/")}
-    client.run(until_step=2)
-    client.load(State(sent, {}))
-    for one, other in zip(weights(server), weights(client), strict=True):
-        np.testing.assert_array_equal(one, other)
-    client.run(until_step=4)
-    assert client.history.step == 4 and int(client.training.optimizer.iterations.numpy()) == 4
-    returned = client.state().arrays
-    means = {name: np.asarray(np.mean([array, array], axis=0, dtype=np.float64)) for name, array in returned.items()}
-    client.load(State(means, {}))  # as a mean over clients: of other types, counts of steps and seeds included
-    for name, array in client.state().arrays.items():
-        np.testing.assert_array_equal(array, returned[name])
-    assert set(sent) <= set(returned) and any((returned[name] != sent[name]).any() for name in sent)
 
 
 def test_a_table_of_another_network_is_refused():

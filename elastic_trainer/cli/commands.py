@@ -116,7 +116,7 @@ def continued(command: TrainCommand, images: dict[str, Any] | None = None) -> Tr
     command = command.with_choices_of(before)
     change = first_change(command.config, before, FREE_ON_RESUME)
     if change is None and images is not None:
-        change = changed_images(images, before.get("images"))
+        change = changed_images(images, before["images"])
     if change is not None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
@@ -138,7 +138,6 @@ class EvaluateCommand:
     seed: int
     export: str | None
     class_names: list[str] | None  # that the model was trained on, in the order of its outputs
-    trained_network: dict[str, str] | None  # its `runs.config.network_record`
 
 
 @dataclass(frozen=True, kw_only=True)

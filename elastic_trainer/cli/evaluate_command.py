@@ -54,7 +54,6 @@ def parse_evaluation(words: Sequence[str]) -> EvaluateCommand:
         seed=args.seed,
         export=args.export,
         class_names=(config.get("images") or {}).get("class_names"),
-        trained_network=config.get("network"),
     )
 
 

@@ -16,12 +16,7 @@ _JPEG_MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 
 def digest(encoded: bytes) -> int:
     """A digest of 64 bits of an image's `image_data`: the same for copies with other comments, dates or orientation."""
-    return file_digest(image_data(encoded))
-
-
-def file_digest(encoded: bytes) -> int:
-    """A digest of 64 bits of all of a file, by which earlier versions knew images."""
-    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(image_data(encoded), digest_size=8).digest(), "big")
 
 
 def record_digest(record: Mapping[str, Any]) -> str:

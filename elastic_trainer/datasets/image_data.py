@@ -16,7 +16,7 @@ from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
 from elastic_trainer.datasets.images import DecodedImages, room_mb, taken
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import atomic_path, reading
+from elastic_trainer.files import atomic_path, trusting
 from elastic_trainer.settings import TRAINED_IMAGES
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class ImageData(ShuffledData):
         """What config.json keeps, so that a run is not continued with other images."""
         own = {
             "class_names": [*self.class_names],
-            "digests": "image data",  # earlier versions knew images by all of their files
             "training_images": _fingerprint(self._train.digests, self._train.labels),
             "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
         }
@@ -82,34 +81,9 @@ class ImageData(ShuffledData):
         """Keep more test images, by which nothing is chosen: `held_out` is this data set with them as its test."""
         self.held_out = ImageData(self.name, self.class_names, self._train, images, self.batch_size, self.seed)
 
-    @property
-    def training_labels(self) -> np.ndarray:
-        """Int32 [training images]."""
-        return self._train.labels
-
-    def part(self, rows: np.ndarray, seed: int) -> ImageData:
-        """The data set of the training images `rows`, int [n], with all test images, in the order of `seed`."""
-        images, labels, _, digests, *_ = self._train
-        train = DecodedImages(images[rows], labels[rows], [], digests[rows] if len(digests) else digests)
-        return ImageData(self.name, self.class_names, train, self._test, self.batch_size, seed, self._augment)
-
-    def follow_classes(self, names: Sequence[str]) -> None:
-        """Number the classes as in `names`, of which this data set may lack some. Raises `UserError` for others."""
-        unknown = [name for name in self.class_names if name not in names]
-        if unknown:
-            raise UserError(
-                f"{self.name}: has the class '{unknown[0]}', and the server's are {', '.join(names)}; rename its "
-                "folder, or remove it"
-            )
-        places = np.array([[*names].index(name) for name in self.class_names], np.int32)
-        self._train = self._train._replace(labels=places[self._train.labels])
-        self._test = self._test._replace(labels=places[self._test.labels])
-        self.class_names, self.num_classes = tuple(names), len(names)
-
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images that have one of these `digests`, uint64. Returns how many are left out."""
-        # Runs of earlier versions recorded digests of whole files.
-        is_known = np.isin(self._test.digests, digests) | np.isin(self._test.file_digests, digests)
+        is_known = np.isin(self._test.digests, digests)
         before = self.test_count
         self._test_rows = self._test_rows[~is_known[self._test_rows]]
         self.test_count = len(self._test_rows)
@@ -164,11 +138,8 @@ def trained_images(model: Path) -> np.ndarray:
     path = (model if model.is_dir() else model.parent) / TRAINED_IMAGES
     if not path.is_file():
         return np.zeros(0, np.uint64)
-    with reading(path):
-        content = path.read_bytes()
-        if len(content) % 8:
-            raise ValueError("is not a list of digests of 8 bytes; delete it to go on without it")
-        return np.frombuffer(content, "<u8")
+    with trusting(path):
+        return np.frombuffer(path.read_bytes(), "<u8")
 
 
 def write_trained_images(folder: Path, digests: np.ndarray, earlier: np.ndarray) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.decoding import KINDS, content, header_error
-from elastic_trainer.datasets.digests import digest, file_digest, tested_digests
+from elastic_trainer.datasets.digests import digest, tested_digests
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
 from elastic_trainer.datasets.layout import Layout, check_known, class_folders, layout, reading
 from elastic_trainer.datasets.sources import DataSource
@@ -107,7 +107,7 @@ def read_to_test(
     which = f"{len(images)} images"
     if own is None:
         seen, found = {*trained.tolist()}, _digests(images)
-        left = [image for image in images if seen.isdisjoint(found.get(image, ()))]
+        left = [image for image in images if found.get(image) not in seen]
         if images and not left:
             raise UserError(
                 f"--data_dir {data_dir}: the model was trained on all {which}; give images that it has not seen"
@@ -175,18 +175,17 @@ def _images_in(folder: Path, classes: Sequence[str]) -> list[_Image]:
 
 def _split_by_content(images: Sequence[_Image], fraction: float) -> list[list[_Image]]:
     """Split images for training and testing by their digests. Broken ones count as training images."""
-    digest_of = {image: number for image, (number, _) in _digests(images).items()}
+    digest_of = _digests(images)
     tested = tested_digests([(image.label, number) for image, number in digest_of.items()], fraction)
     return [[image for image in images if (digest_of.get(image) in tested) == tests] for tests in (False, True)]
 
 
-def _digests(images: Sequence[_Image]) -> dict[_Image, tuple[int, int]]:
-    """The digests of each image that is not broken, and of its file, with a progress bar."""
+def _digests(images: Sequence[_Image]) -> dict[_Image, int]:
+    """The digest of each image that is not broken, with a progress bar."""
 
-    def of_file(image: _Image) -> tuple[int, int]:
+    def of_file(image: _Image) -> int:
         with reading(Path(image.path)):
-            encoded = content(image.path)
-        return digest(encoded), file_digest(encoded)
+            return digest(content(image.path))
 
     intact = [image for image in images if image.why_broken is None]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.digests import digest, file_digest
-from elastic_trainer.files import TEXT, atomic_large_path, nullable, number, remove_leftovers, require, write_json
+from elastic_trainer.datasets.digests import digest
+from elastic_trainer.files import atomic_large_path, read_record, remove_leftovers, trusting, write_record
 from elastic_trainer.machine import available_memory_mb
 
 if TYPE_CHECKING:
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
 _CHUNK = 64  # images that are decoded at a time
-_READER_VERSION = 3  # increase it when what is kept of an image changes: files of earlier versions are then ignored
-_DIGEST = number(0, 2**64 - 1, kind=int)
-_ROW = (_DIGEST, nullable(TEXT), _DIGEST, _DIGEST)  # of the record: an `Example`
+_READER_VERSION = 4  # increase it when what is kept of an image changes: files of earlier versions are then ignored
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,11 @@ NO_IMAGES = ImageFiles(0, lambda: iter(()))
 
 
 class Example(NamedTuple):
-    """An image without its pixels: its label; why it cannot be read, or None; its `digests`, 0 if it cannot be read."""
+    """An image without its pixels: its label; why it cannot be read, or None; its digest, 0 if it cannot be read."""
 
     label: int
     why_broken: str | None = None
     digest: int = 0
-    file_digest: int = 0
 
 
 class DecodedImages(NamedTuple):
@@ -63,7 +59,6 @@ class DecodedImages(NamedTuple):
     labels: np.ndarray  # int32 [count]
     broken: Collection[str]  # a line on each image that could not be read; no other field includes it
     digests: np.ndarray = np.zeros(0, np.uint64)  # of each image, see `digests`
-    file_digests: np.ndarray = np.zeros(0, np.uint64)
     places: np.ndarray = np.zeros(0, np.int64)  # of each image among the files of its part
 
 
@@ -84,7 +79,7 @@ def read(
         memory_mb: how many MB they may take; None: a quarter of the memory that is available.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the file cannot be written, or is damaged.
     """
     count = sum(part.count for part in parts)
     needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb(memory_mb)
@@ -107,7 +102,7 @@ def read(
         # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
         with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
             examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
-        write_json(record, examples)
+        write_record(record, {"examples": examples})
     shape = (_intact(examples), size, size, 3)
     images = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
     return _by_part(images, examples, parts)
@@ -131,19 +126,15 @@ def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _recorded(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
-    """What `read` has recorded of `count` images, or None if a file is missing, or damaged, which is printed."""
-    try:
-        rows = json.loads(record.read_bytes())
-        require(rows, [_ROW])
-        examples = [Example(*row) for row in rows]
-        if len(examples) == count and pixels.stat().st_size == _intact(examples) * size * size * 3:
-            return examples
-    except FileNotFoundError:
+    """What `read` has recorded of `count` images; None if a file is missing. Raises `UserError` if one is damaged."""
+    if not (record.is_file() and pixels.is_file()):
         return None
-    except (OSError, ValueError, RecursionError):
-        pass
-    print(f"{pixels} or {record.name}: is damaged; writing both again")
-    return None
+    with trusting(record):
+        examples = [Example(*row) for row in read_record(record)["examples"]]
+    with trusting(pixels):
+        if len(examples) != count or pixels.stat().st_size != _intact(examples) * size * size * 3:
+            raise ValueError
+    return examples
 
 
 def _intact(examples: Sequence[Example]) -> int:
@@ -169,7 +160,7 @@ def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray
         try:
             encoded = content(source)
             pixels = decode(source if isinstance(source, np.ndarray) else encoded, size)
-            return pixels, Example(label, None, digest(encoded), file_digest(encoded))
+            return pixels, Example(label, None, digest(encoded))
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises many types for a damaged image
@@ -195,9 +186,9 @@ def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[Im
         places = np.array([place for place, example in enumerate(own) if example.why_broken is None], np.int64)
         intact, end = [own[place] for place in places], row + len(places)
         labels = np.array([example.label for example in intact], np.int32)
-        digests, file_digests = np.array([example[2:] for example in intact], np.uint64).reshape(-1, 2).T
+        digests = np.array([example.digest for example in intact], np.uint64)
         broken = [example.why_broken for example in own if example.why_broken is not None]
-        result.append(DecodedImages(images[row:end], labels, broken, digests, file_digests, places))
+        result.append(DecodedImages(images[row:end], labels, broken, digests, places))
         row = end
     return result
 

@@ -14,7 +14,7 @@ from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
-from elastic_trainer.runs.config import changed_class, check_network, network_record
+from elastic_trainer.runs.config import changed_class
 from elastic_trainer.settings import defaults_of
 
 if TYPE_CHECKING:
@@ -63,16 +63,10 @@ def _saved_network(command: EvaluateCommand) -> keras.Model | None:
 
 
 def _built_network(command: EvaluateCommand, build: Callable[[], keras.Model]) -> keras.Model:
-    """The network that code of the user makes, with the weights in the file; it must compute what was trained."""
-    path, name, record = command.model, command.model_name, command.trained_network
+    """The network that code of the user makes, with the weights in the file."""
     keras.utils.set_random_seed(command.seed)
-    keras.config.set_dtype_policy(record["precision"] if record else "float32")
-    try:
-        model = build()
-        load_saved(model, path, "--evaluate", f"the network of --model_name {name}")
-        check_network(network_record(model), record, f"--evaluate {path}: {name}", ["inference"])
-    finally:
-        keras.config.set_dtype_policy("float32")
+    model = build()
+    load_saved(model, command.model, "--evaluate", f"the network of --model_name {command.model_name}")
     return model
 
 

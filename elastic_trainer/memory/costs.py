@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.files import Kinds, number
 from elastic_trainer.memory.simulation import size_of, source
 from elastic_trainer.memory.step_memory import (
     OPERATION_MB,
@@ -39,11 +38,7 @@ if TYPE_CHECKING:
     from elastic_trainer.training.step import TrainStep
 
 NO_CHAIN = -1
-_MB, _PLACE = number(0, 1e9), number(0, kind=int)
-COSTS: dict[str, Kinds] = {  # `MemoryCosts` in profile.json
-    **dict.fromkeys(("forward_mb", "beside_mb", "two_parts_mb"), _MB),
-    **{"own_mb": [_MB], "chain_mb": [_MB], "kept": [([_PLACE], number(NO_CHAIN, kind=int), _MB)]},
-}
+_COSTS = "forward_mb", "beside_mb", "two_parts_mb", "own_mb", "chain_mb", "kept"  # `MemoryCosts` in profile.json
 
 
 class Kept(NamedTuple):
@@ -77,14 +72,14 @@ class MemoryCosts(NamedTuple):
         return self.always_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types, under the names of `COSTS`."""
+        """All of it in JSON's types, under the names of `_COSTS`."""
         own_mb, chain_mb = self.own_mb.tolist(), self.chain_mb.tolist()
-        return dict(zip(COSTS, (*self[:3], own_mb, chain_mb, self.kept), strict=True))
+        return dict(zip(_COSTS, (*self[:3], own_mb, chain_mb, self.kept), strict=True))
 
     @classmethod
     def from_record(cls, record: dict[str, Any], count: int) -> MemoryCosts:
         """What `to_record` returned, for `count` tensors. Raises `ValueError` if it is for another number of them."""
-        forward_mb, always_mb, split_graph_mb, own_mb, chain_mb, kept = (record[name] for name in COSTS)
+        forward_mb, always_mb, split_graph_mb, own_mb, chain_mb, kept = (record[name] for name in _COSTS)
         places = [place for owners, chain, _ in kept for place in (*owners, chain)]
         if not len(own_mb) == len(chain_mb) == count or max(places, default=0) >= count:
             raise ValueError(f"memory: is not of {count} tensors")

@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.errors import START_AGAIN, UserError
 from elastic_trainer.files import atomic_path, check_unpacked, writing
 
-VERSION = 6  # of the contents of the state
+VERSION = 7  # of the contents of the state
 _STATE = "state"
 
 
@@ -75,8 +75,7 @@ class Checkpoints:
                 continue
             if state.record.get("version") != VERSION:
                 raise UserError(f"{path}: written by another version of this program; {START_AGAIN}")
-            run_id = state.record.get("run_id")  # checkpoints of earlier versions have none
-            if None not in (run_id, self._run_id) and run_id != self._run_id:
+            if self._run_id is not None and state.record["run_id"] != self._run_id:
                 raise UserError(f"--resume: {path} is a checkpoint of another run; remove it from this folder")
             self._last = path
             return state
@@ -102,6 +101,6 @@ def _read(path: Path) -> State:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}  # reading checks the checksums
     record = json.loads(arrays.pop(_STATE).tobytes())
-    if record.pop("arrays", len(arrays)) != len(arrays):  # zip has no checksum of its list of contents
+    if record.pop("arrays") != len(arrays):  # zip has no checksum of its list of contents
         raise ValueError("arrays are missing")
     return State(arrays, record)

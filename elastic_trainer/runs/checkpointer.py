@@ -33,7 +33,6 @@ class Checkpointer(Listener):
                 print(f"--resume: {self._run.folder} has no checkpoint yet; the run starts again{again}")
             return
         trainer.load(state)
-        self._run.events.resume(state.record["events"])
         saved = trainer.history.saved_score
         scores = [trainer.task.score.of(row, "test_") for row in trainer.history.validated]
         if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
@@ -79,9 +78,7 @@ class Checkpointer(Listener):
         """Save a checkpoint now. Raises `UserError` if a weight is not finite: the last good checkpoint must stay."""
         history = self.trainer.history
         with history.clocks.paused("training"):
-            state = self.trainer.state()
-            state.record["events"] = self._run.events.flushed()
-            self._run.checkpoints.save(history.step, state)
+            self._run.checkpoints.save(history.step, self.trainer.state())
         self._last = time.monotonic()
 
     def _save_if_due(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes the folder of a run, locks it against other runs, deletes the files of an earlier run, and checks the disk."""
+"""Makes the folder of a run, locks it against other runs, and deletes the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import existing_parent, is_temporary, locked, writing
 from elastic_trainer.registry import EXPORTERS
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, OPTIMIZERS, TRAINED_IMAGES, NetworkSettings
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, TRAINED_IMAGES
 
 if TYPE_CHECKING:
-    import keras
+    pass
 
 
 @contextlib.contextmanager
@@ -90,46 +90,3 @@ def _empty(folder: Path) -> None:
         elif path.is_dir() and path.name in written:  # what an exporter wrote
             shutil.rmtree(path)
     (folder / CONFIG).unlink(missing_ok=True)  # last: while it exists, the folder counts as a run
-
-
-# --- its room on the disk ---------------------------------------------------------------------------------------------
-
-CHECKPOINTS = 3  # two are kept, and the next one is written before the older of them goes
-MODELS = 3  # the best one and the last, and what takes the place of one of them
-EXPORTED = 2  # of the model: in float32, and with rounded weights
-
-
-class DiskNeed(NamedTuple):
-    """MB in a run folder besides tables and curves: one checkpoint, and all saved and exported models."""
-
-    checkpoint_mb: float
-    models_mb: float
-
-
-def disk_need(model: keras.Model, network: NetworkSettings, saves_model: bool, exports: bool) -> DiskNeed:
-    """What a run of `model` writes, by the sizes of variables."""
-    from elastic_trainer.memory.step_memory import variables_mb
-
-    model_mb, trained_mb = variables_mb(model.variables), variables_mb(model.trainable_variables)
-    models_mb = model_mb * (MODELS * saves_model + EXPORTED * exports)
-    return DiskNeed(model_mb + OPTIMIZERS[network.optimizer] * trained_mb, models_mb)
-
-
-def disk_line(need: DiskNeed, logdir: Path, earlier: Path | None = None) -> str:
-    """That need, and the room in `logdir`, in words; `UserError` if not even one checkpoint and the models fit.
-
-    Files of the run in `earlier` are replaced, so they count as free.
-    """
-    written = [path for path in earlier.glob("**/*") if path.is_file()] if earlier is not None else []
-    free_mb = shutil.disk_usage(existing_parent(logdir)).free / 1e6
-    least_mb = need.checkpoint_mb + need.models_mb
-    if least_mb > free_mb + sum(path.stat().st_size for path in written) / 1e6:
-        raise UserError(
-            f"--logdir {logdir}: the run takes about {least_mb:,.0f} MB (checkpoint {need.checkpoint_mb:,.0f}, models "
-            f"{need.models_mb:,.0f}), and {free_mb:,.0f} MB are free; give a --logdir on another disk, or free some"
-        )
-    most_mb = CHECKPOINTS * need.checkpoint_mb + need.models_mb
-    return (
-        f"disk: the run folder takes at most about {most_mb:,.0f} MB ({CHECKPOINTS} checkpoints of "
-        f"{need.checkpoint_mb:,.1f}, models {need.models_mb:,.1f}), {free_mb:,.0f} MB are free in {logdir}"
-    )

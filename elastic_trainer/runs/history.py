@@ -22,11 +22,7 @@ from elastic_trainer.system_memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 from elastic_trainer.training.state import StepResult
 
-# Fields of a selection that a checkpoint has beside it, and their names there.
-MEASURED = {
-    **{name: name for name in ("step", "step_flops", "step_ms", "slowdowns")},
-    "caching_ms": "making_ms",
-}
+MEASURED = "step", "step_flops", "step_ms", "slowdowns", "caching_ms"  # of a selection, not by it
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
 
 
@@ -309,12 +305,11 @@ def _is_validated(row: dict[str, Any]) -> bool:
 def _selection_record(selection: Selection) -> dict[str, Any]:
     importance = None if selection.importance is None else selection.importance.tolist()
     chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**{key: chosen.pop(name) for name, key in MEASURED.items()}, "selection": chosen}
+    return {**{name: chosen.pop(name) for name in MEASURED}, "selection": chosen}
 
 
 def _selection(record: dict[str, Any]) -> Selection:
-    measured = {name: record[key] for name, key in MEASURED.items()}
-    selection = Selection(**record["selection"], **measured)
+    selection = Selection(**record["selection"], **{name: record[name] for name in MEASURED})
     selection.mask = np.array(selection.mask, bool)
     if selection.importance is not None:
         selection.importance = np.array(selection.importance)

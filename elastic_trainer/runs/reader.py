@@ -10,68 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.datasets.layout import class_name
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import OBJECT, TEXT, TRUTH, Kinds, nullable, number, read_json, reading, require, text
+from elastic_trainer.files import read_record, trusting
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
-# Flags of earlier versions. A run that was started with one that changes training is not trained further.
-FORMER_FLAGS = {"--allow_tensorflow_kernels", "--checkpoint_steps"}
-FORMER_TRAINING = {"--cached_views", "--warmup", "--validation_share", "--average_head", "--grace", "--message_seconds"}
-FORMER_TRAINING |= {"--prune_interval", "--prune_ratio", "--prune_threshold"}
-
-_NAME = text(r"\w+")  # another program may have registered its schemes and data sets
-_SIZE, _COUNT = number(1, kind=int), number(0, kind=int)
-_SHARE, _POSITIVE, _QUANTITY = number(0, 1), number(0, above=True), number(0)
-
-# What must be in the files if it is there; tests and runs of earlier versions leave fields out.
-CONFIG_FIELDS: dict[str, Kinds] = {
-    "command?": [TEXT],
-    **dict.fromkeys(("model_name?", "data_dir?", "run_name?", "weights?", "run_id?"), TEXT),
-    **dict.fromkeys(("dataset_name?", "train_type?"), _NAME),
-    **dict.fromkeys(("input_size?", "num_classes?", "batch_size?", "num_epochs?", "max_steps?"), _SIZE),
-    **dict.fromkeys(("importance_batches?", "trained_layers?"), _SIZE),
-    "alpha?": _POSITIVE,
-    "seed?": _COUNT,
-    "skip_broken?": TRUTH,
-    "test_fraction?": number(0, 1, above=True),
-    "environment?": OBJECT,
-    "images?": {  # `datasets.image_data.ImageData.record`
-        "class_names": [TEXT],
-        **dict.fromkeys(("training_images", "test_images", "held_out_images?", "digests?"), TEXT),
-    },
-    "network?": dict.fromkeys(("inference", "training", "precision", "made_with"), TEXT),  # `config.network_record`
-}
-SUMMARY_FIELDS: dict[str, Kinds] = {  # `summary.run_results`
-    "train_type": _NAME,
-    "dataset_name?": _NAME,
-    **dict.fromkeys(("model_name?", "time_over_full_missing?", "energy_missing?"), TEXT),
-    **dict.fromkeys(("epochs", "steps", "planned_steps?"), _SIZE),
-    **dict.fromkeys(("best_accuracy", "final_accuracy", "start_accuracy?", "test_accuracy?", "rho?"), _SHARE),
-    "best_epoch?": _COUNT,
-    **dict.fromkeys(("train_seconds", "rho_measured?", "time_over_full?"), _POSITIVE),
-    "median_step_ms": nullable(_POSITIVE),
-    **dict.fromkeys(("validation_seconds", "selection_seconds", "selection_percent"), _QUANTITY),
-    **dict.fromkeys(("elapsed_seconds?", "wall_seconds?", "train_flops?", "energy_joules?"), _QUANTITY),
-    **dict.fromkeys(("memory_budget_mb?", "start_memory_mb?", "predicted_memory_mb?"), _QUANTITY),
-    **dict.fromkeys(("peak_memory_mb?", "gpu_peak_memory_mb?"), _QUANTITY),
-    "training_spans?": [(number(), number())],
-}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of the run in `folder`, checked."""
-    config = _read(folder / CONFIG, CONFIG_FIELDS)
-    images = config.get("images") or {}
-    if "class_names" in images:  # earlier versions kept them as the file system has them
-        images["class_names"] = [class_name(name) for name in images["class_names"]]
-    return config
+    """config.json of the run in `folder`."""
+    return read_record(folder / CONFIG)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of the run in `folder`, checked."""
-    return _read(folder / SUMMARY, SUMMARY_FIELDS)
+    """summary.json of the run in `folder`."""
+    return read_record(folder / SUMMARY)
 
 
 def config_of_model(model: Path) -> dict[str, Any]:
@@ -79,13 +32,6 @@ def config_of_model(model: Path) -> dict[str, Any]:
     folder = model if model.is_dir() else model.parent
     is_its_own = model.is_dir() or model.name in (BEST_MODEL, LAST_MODEL)
     return read_config(folder) if is_its_own and is_run(folder) else {}
-
-
-def _read(path: Path, fields: dict[str, Kinds]) -> dict[str, Any]:
-    try:
-        return read_json(path, fields)
-    except UserError as error:
-        raise UserError(f"{error}; repair the file, or train again with --overwrite") from error
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -96,10 +42,10 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def read_epochs(folder: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv of the run in `folder`; there must be some."""
-    with reading(folder / METRICS):
+    with trusting(folder / METRICS):
         epochs = read_rows(folder / METRICS)
         if not epochs:
-            raise ValueError("contains no epoch")
+            raise ValueError
     return epochs
 
 
@@ -112,25 +58,10 @@ def is_finished(folder: Path) -> bool:
 
 
 def started_with(folder: Path) -> list[str]:
-    """The command line that started the run in `folder`, in words, without flags of earlier versions.
-
-    Raises:
-        UserError: there is no run, or such a flag would change the rest of its training.
-    """
+    """The command line that started the run in `folder`, in words. Raises `UserError` if there is no run."""
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
-    words: list[str] = []
-    is_former = False
-    for word in read_config(folder).get("command") or []:
-        flag = word.partition("=")[0]
-        if flag in FORMER_TRAINING and not is_finished(folder):
-            raise UserError(
-                f"--resume {folder}: was started with {flag}, which this version does not have; continue it with the "
-                "version that started it, or start another run"
-            )
-        is_former = flag in FORMER_FLAGS | FORMER_TRAINING or (is_former and not word.startswith("--"))
-        words += [] if is_former else [word]
-    return words
+    return [*read_config(folder).get("command", [])]
 
 
 class Selections(NamedTuple):
@@ -152,19 +83,18 @@ class FinishedRun:
 
     def column(self, name: str) -> list[float]:
         """A column of metrics.csv; NaN for empty cells. Raises `UserError` if it is damaged."""
-        with reading(self.folder / METRICS):
+        with trusting(self.folder / METRICS):
             return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
 
     def selections(self) -> Selections:
         """What it selected. Raises `UserError` if selections.csv is damaged or has no selection."""
         path, epochs = self.folder / SELECTIONS, dict[str, list[tuple[bool, float]]]()
-        with reading(path):
+        with trusting(path):
             for row in read_rows(path):
-                require(row, dict.fromkeys(("epoch", "chosen", "importance"), TEXT))
                 chosen = (row["chosen"] == "1", float(row["importance"] or "nan"))
                 epochs.setdefault(row["epoch"], []).append(chosen)
             if len({*map(len, epochs.values())}) != 1:
-                raise ValueError("must have as many rows for each selection, and at least one")
+                raise ValueError
             table = np.array([*epochs.values()], float)
             return Selections(np.array([*epochs], float), table[:, :, 0] == 1, table[:, :, 1])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_csv, write_json
+from elastic_trainer.files import write_csv, write_record
 from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
@@ -56,7 +56,7 @@ class RunLog(Listener):
         self.is_continued = is_run(folder)
         run_id = read_config(folder).get("run_id") if self.is_continued else secrets.token_hex(8)
         if not self.is_continued:
-            write_json(folder / CONFIG, {**config, "run_id": run_id, "environment": environment()})
+            write_record(folder / CONFIG, {**config, "run_id": run_id, "environment": environment()})
         self.checkpoints = Checkpoints(folder / "checkpoints", run_id)
 
     def __enter__(self) -> RunLog:
@@ -98,7 +98,7 @@ class RunLog(Listener):
         reached = {**self._reached, "end": history.clocks.elapsed()}
         summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
         self.events.finish()
-        write_json(self.folder / SUMMARY, summary)
+        write_record(self.folder / SUMMARY, summary)
         self.checkpoints.clear()
         return summary
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.files import write_json
+from elastic_trainer.files import write_record
 from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import SUMMARY, read_summary
 from elastic_trainer.settings import BEST_MODEL
@@ -106,13 +106,13 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
 
 def update_summary(folder: Path, **values: Any) -> None:
     """Add what is known only after training to summary.json of a finished run."""
-    write_json(folder / SUMMARY, {**read_summary(folder), **values})
+    write_record(folder / SUMMARY, {**read_summary(folder), **values})
 
 
 def result_lines(summary: dict[str, Any], folder: Path, deadline: float | None = None) -> list[str]:
     """What a person wants to know of a finished run: accuracy and file, time, and what to do next; a line each.
 
-    `summary` may be of an earlier version; `deadline` is in seconds, if the run had one.
+    `deadline` is in seconds, if the run had one.
     """
     lines = [_accuracy_line(summary, folder)]
     if summary.get("test_accuracy") is not None:
@@ -127,8 +127,6 @@ def _accuracy_line(summary: dict[str, Any], folder: Path) -> str:
     best, final, start = summary["best_accuracy"], summary["final_accuracy"], summary.get("start_accuracy")
     first = "the closed-form head" if summary.get("starts_with_head") else "the model that training started from"
     epoch, after = summary.get("best_epoch"), ""
-    if epoch is None and start is not None and start >= best:  # earlier versions named the best epoch alone
-        epoch, best = 0, start
     if epoch is not None:
         after = f" after epoch {epoch} of {summary['epochs']}" if epoch else f" with {first}"
     if not (folder / BEST_MODEL).is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.errors import UserError, importing
-from elastic_trainer.files import sync, writing
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.training.state import StepResult
 
@@ -32,32 +30,18 @@ class EventsWriter(Listener):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._kept: dict[str, int] | None = None
         self._writer: Any = None
         self._since_point: list[StepResult] = []
         self._last_point = time.monotonic()
         self._last_second = -1
 
-    def resume(self, sizes: dict[str, int]) -> None:
-        """Go on from a checkpoint, given what `flushed` returned then. What is later is deleted: it comes again."""
-        self._kept = sizes
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        history, kept = self.trainer.history, self._kept or {}
-        with writing(self._folder):
-            for path in self._files():
-                if path.name in kept:
-                    os.truncate(path, min(kept[path.name], path.stat().st_size))
-                else:
-                    path.unlink()
-            while any(f".{int(time.time())}." in name for name in kept):
-                time.sleep(0.05)  # TensorBoard reads files by name, which has the second in which it was begun
+        """Start another file of events. What an interrupted run wrote after its checkpoint is there twice, then."""
         with self._reporting():
             self._writer = tf.summary.create_file_writer(str(self._folder))
-        if self._kept is None:
+        if not self.trainer.history.selections:
             self._write_layout()
-        else:
-            self._last_second = round(history.clocks.seconds("training"))
+        self._last_second = round(self.trainer.history.clocks.seconds("training")) or -1
 
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
         self._end_point()  # the steps so far belong to the earlier budget
@@ -90,14 +74,6 @@ class EventsWriter(Listener):
         if self._has_new_selection():
             self._draw_selections()
 
-    def flushed(self) -> dict[str, int]:
-        """Wait until all events so far are on the disk; returns the size in bytes of each events file."""
-        self._end_point()
-        files = self._files()
-        for path in files:
-            sync(path)
-        return {path.name: path.stat().st_size for path in files}
-
     def finish(self) -> None:
         """Draw the map of all epochs, if the last epoch did not."""
         if not self._has_new_selection():
@@ -127,9 +103,6 @@ class EventsWriter(Listener):
                 "step_time/budget_ms": history.selection.budget_step_ms,
             },
         )
-
-    def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("events.out.*"))
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:

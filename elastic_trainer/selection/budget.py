@@ -22,7 +22,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -95,11 +95,7 @@ def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> f
 class TimeBudget:
     """What the selections of one run may cost; arguments as of `smallest_rho`."""
 
-    kept: ClassVar = {
-        "correction": "correction",
-        "_step_ms": "step_ms",
-        "_caching_ms": "making_ms",
-    }  # names in a checkpoint
+    kept: ClassVar[tuple[str, ...]] = ("correction", "_step_ms", "_caching_ms")  # in a checkpoint
 
     def __init__(self, table: TimingTable, head: np.ndarray, misses: float = 1.0) -> None:
         self.table, self.correction = table, 1.0
@@ -128,16 +124,15 @@ class TimeBudget:
         self.table, self.smallest_rho = table, smallest_rho(table, head)
         self._step_ms = self._caching_ms = 0.0
 
-    def to_record(self) -> dict[str, float]:
+    def to_record(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, besides the mask."""
-        values = {key: getattr(self, name) for name, key in self.kept.items()}
-        return {key: value for key, value in values.items() if value is not None}
+        return {name: getattr(self, name) for name in self.kept}
 
-    def resume(self, record: dict[str, float], mask: np.ndarray) -> None:
+    def resume(self, record: dict[str, Any], mask: np.ndarray) -> None:
         """Continue from what `to_record` returned while bool [N] `mask` trained."""
         self.mask = mask
-        for name, key in self.kept.items():
-            setattr(self, name, record.get(key, getattr(type(self), name, None)))
+        for name in self.kept:
+            setattr(self, name, record[name])
 
 
 class RhoBudget(TimeBudget):
@@ -151,7 +146,7 @@ class RhoBudget(TimeBudget):
         UserError: even training the head alone takes more.
     """
 
-    kept: ClassVar = {**TimeBudget.kept, "_allowed": "allowed"}
+    kept: ClassVar[tuple[str, ...]] = (*TimeBudget.kept, "_allowed")
 
     def __init__(self, table: TimingTable, head: np.ndarray, rho: float, misses: float = 1.0) -> None:
         super().__init__(table, head, misses)

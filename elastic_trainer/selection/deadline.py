@@ -105,7 +105,7 @@ class DeadlineBudget(TimeBudget):
         DeadlineTooShortError: even training the head alone takes longer.
     """
 
-    kept: ClassVar = {**TimeBudget.kept, "_max_rho": "max_rho", "_most_steps": "most_steps"}
+    kept: ClassVar[tuple[str, ...]] = (*TimeBudget.kept, "_max_rho", "_most_steps")
     _max_rho = 1.0
     _most_steps: int | None = None  # of a run whose length follows from the time
 

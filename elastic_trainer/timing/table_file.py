@@ -4,33 +4,18 @@ profile.json, everything else.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import (
-    OBJECT,
-    TEXT,
-    TRUTH,
-    Kinds,
-    alone_in,
-    nullable,
-    number,
-    read_json,
-    reading,
-    require,
-    text,
-    write_csv,
-    write_json,
-)
+from elastic_trainer.files import alone_in, read_record, trusting, write_csv, write_record
 from elastic_trainer.machine import environment
-from elastic_trainer.memory.costs import COSTS, MemoryCosts
+from elastic_trainer.memory.costs import MemoryCosts
 from elastic_trainer.networks.names import model_label
 from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
 from elastic_trainer.timing.fit import Fit
@@ -43,32 +28,7 @@ TABLE_SETTINGS = (
 )
 # What a table depends on besides the network: keys of `machine.environment()`, and of the versions in it.
 _ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")
-_LONGEST_MS = 1e9  # eleven days a step: beyond any device, and far below what arithmetic loses
-_MS, _MS_ABOVE_0, _SIZE = number(0, _LONGEST_MS), number(0, _LONGEST_MS, above=True), number(1, kind=int)
-_COUNT = number(0, kind=int)
-_FIT: dict[str, Kinds] = {
-    **dict.fromkeys(("constant_ms", "t_dy_factor", "t_dw_factor", "t_fw_factor"), _MS),
-    **dict.fromkeys(("reading_factor", "writing_factor", "untraced_ms"), _MS),
-    **dict.fromkeys(("median_error_percent", "p95_error_percent"), nullable(_MS)),
-    **dict.fromkeys(("selections", "rounds"), _COUNT),
-}
-_PROFILE: dict[str, Kinds] = {  # profile.json; what nothing reads is kept as it is
-    **{"optimizer": TEXT, "model_name?": TEXT, "alpha?": number()},
-    **dict.fromkeys(("mixed_precision?", "clips_gradients?", "is_full_alone?"), TRUTH),
-    **dict.fromkeys(("input_size?", "num_classes?", "batch_size?"), _SIZE),
-    **dict.fromkeys(("forward_ms", "preprocessing_ms", "compiling_ms?"), _MS),
-    **dict.fromkeys(("full_step_ms", "gradient_pass_ms", "plain_step_ms?", "profiling_seconds?"), _MS_ABOVE_0),
-    **{"fit": _FIT, "memory?": COSTS, "environment?": {"packages?": OBJECT}, "graph_digest?": TEXT},
-}
-_ROW: dict[str, Kinds] = {  # table.csv
-    "name": text(".+"),
-    "shape": text(r"(\d{1,9}(x\d{1,9})*)?"),
-    "order": _COUNT,
-    **dict.fromkeys(("t_dw_ms", "t_dy_ms", "t_fw_ms"), _MS),
-    "kernel?": TEXT,
-    "features_mb?": _MS,
-}
-_TEXTS = ("name", "shape", "kernel")
+_COLUMNS = "name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "features_mb"  # of table.csv
 # Fields of a table that profile.json has under the same names.
 _NUMBERS = (*TIMES, "compiling_ms", "plain_step_ms")
 
@@ -111,8 +71,8 @@ def save_table(table: TimingTable, folder: Path) -> None:
     known = {name: value for name, value in record.items() if value is not None}
     with alone_in(folder):
         (folder / "profile.json").unlink(missing_ok=True)
-        write_csv(folder / "table.csv", [name.removesuffix("?") for name in _ROW], rows)
-        write_json(folder / "profile.json", {**table.settings, **known, **table.details})
+        write_csv(folder / "table.csv", _COLUMNS, rows)
+        write_record(folder / "profile.json", {**table.settings, **known, **table.details})
 
 
 def load_table(
@@ -139,7 +99,7 @@ def load_table(
         raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
     advice = f"make it again: {remake_command}"
     try:
-        record = read_profile(folder)
+        record = read_record(folder / "profile.json")
         costs = record.pop("memory", None)
         settings = {key: record.pop(key, None) for key in wanted}
         others = [f"--{key} {was}, not {wanted[key]}" for key, was in settings.items() if was != wanted[key]]
@@ -147,7 +107,8 @@ def load_table(
             raise UserError(f"{folder}: measured with {'; '.join(others)}")
         rows = _read_rows(folder / "table.csv")
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
-        with reading(folder / "profile.json"):
+        with trusting(folder / "profile.json"):
+            fit, numbers = Fit(**record.pop("fit")), {name: record.pop(name, None) for name in _NUMBERS}
             memory = None if costs is None else MemoryCosts.from_record(costs, len(rows))
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
@@ -162,55 +123,28 @@ def load_table(
         names=[*place_of],
         shapes=[row["shape"] for row in rows],
         positions=np.array([position_of[name] for name in place_of]),
-        kernels=np.array([place_of.get(row.get("kernel"), -1) for row in rows]),
+        kernels=np.array([place_of.get(row["kernel"], -1) for row in rows]),
         t_dw_ms=np.array([row["t_dw_ms"] for row in rows], float),
         t_dy_ms=np.array([row["t_dy_ms"] for row in rows], float),
         t_fw_ms=np.array([row["t_fw_ms"] for row in rows], float),
-        features_mb=np.array([row.get("features_mb") or 0.0 for row in rows]),
-        **{name: record.pop(name, None) for name in _NUMBERS},
-        fit=Fit(**record.pop("fit")),
+        features_mb=np.array([row["features_mb"] for row in rows]),
+        **numbers,
+        fit=fit,
         settings=settings,
         memory=memory,
         details=record,
     )
 
 
-def read_profile(folder: Path) -> dict[str, Any]:
-    """The profile.json of the timing table in `folder`. Raises `UserError` if it is damaged."""
-    path = folder / "profile.json"
-    record = read_json(path, _PROFILE)
-    unknown = {*record["fit"]} - {each.name for each in fields(Fit)}
-    if unknown:
-        raise UserError(f"{path}: fit: {min(unknown)}: is of another version")
-    return record
-
-
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a table.csv, in backward order. Raises `UserError` if it is damaged."""
     rows: list[dict[str, Any]] = []
-    lines: dict[tuple[str, Any], int] = {}
-    with reading(path), path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        for cells in reader:
-            line, row = reader.line_num, {key: cells[key] if key in _TEXTS else _number(cells[key]) for key in cells}
-            require(row, _ROW, f"line {line}: ")
-            for column in ("name", "order"):
-                first = lines.setdefault((column, row[column]), line)
-                if first != line:
-                    raise ValueError(f"line {line}: {column}: {row[column]} is a duplicate of line {first}")
-            row["shape"] = tuple(int(size) for size in row["shape"].split("x") if size)
-            rows.append(row)
-        if not any(row["t_dw_ms"] + row["t_dy_ms"] for row in rows):
-            raise ValueError("holds no time above 0")
+    with trusting(path), path.open(newline="", encoding="utf-8") as file:
+        for cells in csv.DictReader(file):
+            row: dict[str, Any] = {"name": cells["name"], "kernel": cells["kernel"], "order": int(cells["order"])}
+            row |= {name: float(cells[name]) for name in _COLUMNS if name.endswith(("_ms", "_mb"))}
+            rows.append({**row, "shape": tuple(int(size) for size in cells["shape"].split("x") if size)})
     return sorted(rows, key=lambda row: row["order"])
-
-
-def _number(cell: Any) -> Any:
-    """The number in a cell; the cell itself if it is none."""
-    for kind in (int, float):
-        with contextlib.suppress(ValueError, TypeError):
-            return kind(cell)
-    return cell
 
 
 def _check_tensors(rows: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
@@ -230,7 +164,7 @@ def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
 
     What the older environment did not record is not compared.
     """
-    if profile.get("environment") is None:
+    if profile.get("environment") is None:  # such as one from a trace
         return "profiled on a different setup: no machine recorded"
     old, new = ({**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment()))
     differences = [

@@ -237,29 +237,21 @@ class TrainState:
         """All variables of the network and the optimizer, by kind and position."""
         return {name: variable.numpy() for name, variable in self._variables()}
 
-    def assign(self, values: dict[str, np.ndarray], keeps_step: bool = False) -> None:
+    def assign(self, values: dict[str, np.ndarray]) -> None:
         """Restore what `values` returned; the next step needs `adopt`.
 
-        Args:
-            values: of all variables, by name.
-            keeps_step: go on with the adopted step, if there is one that uses no cached features.
-
-        Raises:
-            UserError: that was another network or optimizer.
+        Raises `UserError` if that was another network or optimizer.
         """
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in values.items()}:
             raise UserError(
-                "--resume: the checkpoint is of another network or optimizer, or of an earlier version; give the same "
-                f"options, or {START_AGAIN}"
+                f"--resume: the checkpoint is of another network or optimizer; give the same options, or {START_AGAIN}"
             )
         for name, variable in variables.items():
             kind = variable.dtype.as_numpy_dtype
             is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
             variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
-        if keeps_step and self.refresh():
-            return
         self._step = self._mask = None  # a checkpoint has its own selection
         self.features.drop()
         self.evaluation.drop_features()

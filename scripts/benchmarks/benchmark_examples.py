@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
 import tempfile
@@ -31,7 +32,7 @@ from common import Setting
 
 import elastic_trainer
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import read_json, write_json
+from elastic_trainer.files import write_json
 from elastic_trainer.machine import in_own_process
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
@@ -167,7 +168,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All pairs, by example and minutes."""
     if args.rounds < 1 or not min(args.minutes) > 0:
         raise UserError(f"--rounds {args.rounds}, --minutes {args.minutes}: must be above 0")
-    record: dict[str, Any] = read_json(args.record, {}) if args.record.exists() else {}
+    record: dict[str, Any] = json.loads(args.record.read_bytes()) if args.record.exists() else {}
     for name, code in examples(args).items():
         for minutes in args.minutes:
             entry = record.setdefault(f"{name}, {minutes:g} min", {"pairs": []})

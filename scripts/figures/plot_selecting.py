@@ -10,8 +10,8 @@ import plotting  # first: it sets the import path
 from plotting import BLUE, COLUMN, PAGE, RED, FinishedRun, Group, Rows, Sheet, caption, mark_paper_values
 
 from elastic_trainer.errors import UserError, figure_text
+from elastic_trainer.files import read_record
 from elastic_trainer.settings import PAPER
-from elastic_trainer.timing.table_file import read_profile
 
 
 def importance(groups: Sequence[Group], sheet: Sheet) -> None:
@@ -148,7 +148,7 @@ def profiling(steps: Mapping[Path, int], sheet: Sheet) -> None:
     figure = sheet.figure(COLUMN, 2.0, f"time of profiling, once, over that of one epoch of full training ({names})")
     axes, rows = figure.add_subplot(xlabel="% of an epoch"), Rows()
     for place, (folder, count) in enumerate(steps.items()):
-        record = read_profile(folder)
+        record = read_record(folder / "profile.json")
         spent, epoch = record["profiling_seconds"], count * record["full_step_ms"] / 1e3
         about = {"table": folder.name, "profiling_seconds": spent, "epoch_seconds": epoch}
         percent = 100 * spent / epoch

@@ -6,7 +6,6 @@ script. Words after -- are added to every call of main.py.
 
     python scripts/figures/run_figure.py 15 --dry_run
     python scripts/figures/run_figure.py 17ac --scale quick
-    python scripts/figures/run_figure.py 15 --jobs jobs.txt
     python scripts/figures/run_figure.py 15 --dataset_name image_folder --data_dir photos -- --test_fraction 0.2
 """
 
@@ -22,14 +21,14 @@ from pathlib import Path
 import paper_figures
 import plotting  # first: it sets the import path
 from paper_figures import EGO, FIGURES
-from runner import Run, carry_out, count_classes, make_run, network_and_table, write_jobs
+from runner import Run, carry_out, count_classes, make_run, network_and_table
 
 import utils
 from elastic_trainer.cli.flags import add_flag
 from elastic_trainer.cli.parser import OneLineParser
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import OneOf, count, existing_file, file_to_write, stem_to_write
+from elastic_trainer.options import OneOf, count, existing_file, stem_to_write
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import MAIN_FLAGS, DataSettings
 
@@ -125,11 +124,8 @@ def figure_parser() -> OneLineParser:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = OneLineParser(prog="run_figure.py", description=__doc__, formatter_class=as_written)
     parser.add_argument("name", type=OneOf(NAMES), metavar="FIGURE", help=", ".join(NAMES))
-    instead, add = parser.add_mutually_exclusive_group(), parser.add_argument
-    instead.add_argument("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
-    jobs = "write the runs to FILE, one shell command a line, for several machines; run none. The commands that make "
-    jobs += "their timing tables are written beside it"
-    instead.add_argument("--jobs", type=file_to_write, metavar="FILE", help=jobs)
+    add = parser.add_argument
+    add("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
     scale = "full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes"
     scale += " (default: %(default)s)"
     add("--scale", type=OneOf(SCALES), default="full", metavar="SCALE", help=scale)
@@ -165,9 +161,6 @@ def main() -> None:
         raise UserError(f"--recorded: is of figure 16 alone, not of {args.name}")
     if args.dry_run:
         dry_run(runs, figure.hours)
-        return
-    if args.jobs:
-        write_jobs(runs, args.jobs)
         return
     carry_out(runs)
     reference = paper_figures.REFERENCE.get(name, {}) if args.reference else {}

@@ -25,7 +25,6 @@ from elastic_trainer.cli.commands import TrainCommand, profiler_command, profile
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import Stopped, UserError
-from elastic_trainer.files import write_text
 from elastic_trainer.machine import load_tensorflow
 from elastic_trainer.registry import SCHEMES
 from elastic_trainer.runs.config import first_change, without_effect
@@ -234,26 +233,3 @@ def _commands() -> Iterator[Callable[[Sequence[str], int | None, Path], None]]:
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
-
-
-def write_jobs(runs: Sequence[Run], path: Path) -> None:
-    """Write the runs as shell commands to `path`, one a line, for other programs to carry out in the current folder.
-
-    What makes their timing tables, where they are missing, goes to `<its stem>_profiles`. The lines depend on the flags
-    alone, so that a run keeps its number.
-    """
-    tables = {run.table / "profile.json": run.profile_words for run in runs if run.is_elastic}
-    first = [f"test -f {shlex.quote(str(file))} || {_shell(words)}" for file, words in tables.items()]
-    lines = [_shell(run.words) for run in runs if not run.profile_only]
-    profiles = path.with_stem(f"{path.stem}_profiles")
-    for file, content in ((profiles, first), (path, lines)):
-        write_text(file, "".join(f"{line}\n" for line in content))
-    words = shlex.join(["sh", str(profiles)])
-    print(f"{len(lines)} runs in {path}; before them, on an idle machine, their {len(first)} timing tables: {words}")
-    print("docs/paper_figures.md shows the runs on several machines; after them, this command without --jobs draws")
-
-
-def _shell(words: Sequence[str]) -> str:
-    """The command that runs a script with its flags; paths below the current folder are relative to it."""
-    here, paths = Path.cwd(), (Path(sys.executable), ROOT / words[0])
-    return shlex.join([*(str(path.relative_to(here) if here in path.parents else path) for path in paths), *words[1:]])

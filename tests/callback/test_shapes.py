@@ -1,4 +1,4 @@
-"""Shapes of networks as in Keras' own examples (`scripts/tools/try_examples.py`), each made small."""
+"""Shapes of networks as in Keras' own examples, each made small."""
 
 import keras
 import numpy as np

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_images import write_noise
 
-from elastic_trainer.datasets.digests import digest, file_digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.sources import find_to_test
 from elastic_trainer.errors import UserError
 from elastic_trainer.settings import DataSettings
@@ -48,15 +48,14 @@ def test_a_test_folder_is_tested_alone_else_a_validation_folder(photos, capsys):
     assert {path.partition("/")[0] for path in found(photos, test_fraction=0.3)[0]} == {"valid"}
 
 
-@pytest.mark.parametrize("known_by", [digest, file_digest])  # the second: a run of an earlier version
-def test_photos_that_the_model_was_trained_on_are_left_out(photos, known_by, capsys):
+def test_photos_that_the_model_was_trained_on_are_left_out(photos, capsys):
     new = photos / "train"
-    trained = np.array([known_by(path.read_bytes()) for path in new.glob("bee/[01].png")], np.uint64)
+    trained = np.array([digest(path.read_bytes()) for path in new.glob("bee/[01].png")], np.uint64)
     paths, _ = found(new, trained)
     assert len(paths) == 10 and not {"bee/0.png", "bee/1.png"} & {*paths}
     assert f"tested in {new}: 10 of 12 images, those that the model was not trained on" in capsys.readouterr().out
     with pytest.raises(UserError, match=rf"--data_dir {new}: the model was trained on all 12 images; give images that"):
-        found(new, np.array([known_by(path.read_bytes()) for path in new.glob("*/*")], np.uint64))
+        found(new, np.array([digest(path.read_bytes()) for path in new.glob("*/*")], np.uint64))
 
 
 def test_a_folder_that_is_no_class_of_the_model_is_named(photos):

@@ -1,6 +1,5 @@
 """Weights that training starts from: files that fit load completely, all others are refused in one line."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pretrain_glyphs import draw_glyph, text_fonts
 import models
 from elastic_trainer.datasets.decoding import decode
 from elastic_trainer.errors import UserError
+from elastic_trainer.files import write_record
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.names import GLYPH_HEAD, GLYPH_WEIGHTS
@@ -272,7 +272,7 @@ def test_the_head_of_a_run_is_kept_for_classes_of_the_same_name(function, cases,
     saved.weights[-1].assign([5.0, 6.0, 7.0])
     save_model(saved, tmp_path / "best.keras")
     record = {"class_names": ["a", "b", "c"], "training_images": "", "test_images": ""}
-    (tmp_path / "config.json").write_text(json.dumps({"images": record}))
+    write_record(tmp_path / "config.json", {"images": record})
     fresh = {count: models.build(replace(network, seed=2).with_classes(count)) for count in {*map(len, cases)}}
     for now, weights in zip(cases, (tmp_path, *[tmp_path / "best.keras"] * 4), strict=False):
         model = models.build(replace(network, seed=2, weights=str(weights)).with_classes(len(now)), now)

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import keras
 import paper_figures
@@ -16,14 +14,13 @@ import run_figure
 from command_line import ROOT, run_here, train_here
 from conftest import make_table
 from made_up_runs import rows_of
-from runner import carry_out, write_jobs
+from runner import carry_out
 from small_images import write_noise
 from small_tfds import prepare_small
 
 import models
 import profiler
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.errors import UserError
 from elastic_trainer.machine import environment
 from elastic_trainer.registry import DATASETS, SCHEMES
@@ -125,36 +122,6 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
         assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
-@pytest.mark.parametrize("name", ["15", "17ac", "19_ego", "table1"])
-def test_jobs_are_the_runs_of_the_figure_and_the_profiles_that_they_need(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    runs = make_runs(name, "--seeds", 2, "--jobs", "my jobs.txt", "--", "--rho", ".6")
-    write_jobs(runs, Path("my jobs.txt"))
-    [*lines], [*first] = (Path(f"my jobs{end}.txt").read_text().splitlines() for end in ("", "_profiles"))
-    python, wanted = [sys.executable, str(ROOT / "main.py")], [run for run in runs if not run.profile_only]
-    assert [shlex.split(line)[:2] for line in lines] == [python] * len(wanted)
-    commands = [parse_training(shlex.split(line)[2:]) for line in lines]
-    assert [(one.run.folder, one.training) for one in commands] == [
-        (run.folder, run.command.training) for run in wanted
-    ]
-    assert all(one.run.resume and (one.training.rho == 0.6) for one in commands)
-    tables = {run.table: run.profile_words[1:] for run in runs if run.is_elastic}
-    profiler = [sys.executable, str(ROOT / "profiler.py")]
-    assert [shlex.split(line) for line in first] == [
-        ["test", "-f", f"{folder}/profile.json", "||", *profiler, *flags] for folder, flags in tables.items()
-    ]
-    out = capsys.readouterr().out
-    assert f"{len(wanted)} runs in my jobs.txt" in out and f"{len(tables)} timing tables" in out
-
-
-def test_jobs_in_a_checkout_name_no_path_of_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv" / "bin" / "python"))
-    write_jobs(make_runs("15"), tmp_path / "jobs.txt")
-    lines = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
-    assert len(lines) == 12 + 3 and not any(str(ROOT) in line for line in lines)
-
-
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
@@ -167,29 +134,23 @@ def wait_for(pattern, folder, process):
 
 
 @pytest.mark.usefixtures("quick_profiles")
-def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_repeated(tmp_path, monkeypatch):
+def test_killed_runs_and_stopped_figures_continue_and_only_unfinished_runs_are_repeated(tmp_path, monkeypatch):
     words = [sys.executable, str(ROOT / "scripts/figures/run_figure.py"), "15_ego", "--scale", "quick", "--seeds", "2"]
     words += [*SMALL, "--batch_size", "64", "--output", str(tmp_path / "figure")]
     more = ["--", "--max_steps", "40", "--num_epochs", "4", "--rho", "0.9"]
-    logs, jobs = tmp_path / "logs" / "figures_quick", tmp_path / "jobs.txt"
+    logs = tmp_path / "logs" / "figures_quick"
 
     def run(*command):
         done = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    assert "2 runs in" in run(*words, "--jobs", jobs, *more) and not logs.exists()
-    [line] = (tmp_path / "jobs_profiles.txt").read_text().splitlines()
     monkeypatch.chdir(tmp_path)
-    run_here(profiler.main, "profiler.py", *shlex.split(line.partition("profiler.py")[2]))
-    [profile] = logs.glob("profiles/*/profile.json")
-    made = profile.stat().st_mtime_ns
-    run("sh", tmp_path / "jobs_profiles.txt")
-    assert profile.stat().st_mtime_ns == made, "the table is kept"
-    # The second job is killed, then a figure is stopped while it does the first.
-    first, second = jobs.read_text().splitlines()
-    job = f"exec {second} --checkpoint_minutes 0"
-    with subprocess.Popen(["sh", "-c", job], cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
+    first, second = make_runs(*words[2:], *more)
+    run_here(profiler.main, *first.profile_words)
+    # The second run is killed, then a figure is stopped while it does the first.
+    job = [sys.executable, ROOT / "main.py", *second.words[1:], "--checkpoint_minutes", "0"]
+    with subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
         wait_for("*seed1/checkpoints/*.npz", logs, killed)
         killed.kill()
     assert killed.returncode == -signal.SIGKILL
@@ -199,7 +160,7 @@ def test_killed_jobs_and_stopped_figures_continue_and_only_unfinished_runs_are_r
         _, errors = stopped.communicate(timeout=60)
     assert stopped.returncode == 128 + signal.SIGTERM and "stopped; start it again to continue" in errors, errors
     assert len([*logs.glob("*seed0/checkpoints/*")]) == 1, "the run had time to save its checkpoint"
-    run("sh", "-c", first)
+    run(sys.executable, ROOT / "main.py", *first.words[1:])
     [summary] = logs.glob("*/summary.json")
     made = summary.stat().st_mtime_ns
     continued = run(*words, *more)

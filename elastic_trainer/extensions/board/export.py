@@ -11,6 +11,7 @@ start.keras        the network with the weights that training starts from, for `
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -68,16 +69,6 @@ COPIES = {
 # (MobileNetV2 0.35, 160 px).
 MAX_PART = 8
 FORMAT = 2  # of board.json
-RECORD_FIELDS: dict[str, files.Kinds] = {
-    "format": files.number(1, FORMAT, kind=int),
-    "id": files.TEXT,
-    "classes": [files.TEXT],
-    "variables": [files.TEXT],
-}  # what is read of board.json
-TIMES: dict[str, files.Kinds] = {
-    "batch_size": files.number(1, kind=int),
-    "selections": [{"tensors": [files.TEXT], "step_ms": files.number(0, above=True)}],
-}  # what is read of times.json
 RECIPE = ("num_epochs", "learning_rate", "warmup", "validation_share", "starts_with_head", "average_head")
 
 
@@ -290,9 +281,10 @@ def load_board(weights: Path) -> str:
     folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
     if folder is None or not (folder / START).is_file():
         raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
-    record = files.read_json(folder / RECORD, RECORD_FIELDS)
-    if record.get("digest", "") not in ("", digests.record_digest(record)):  # older ones have none
-        raise UserError(f"{folder / RECORD}: is damaged; copy the folder of the export again")
+    with files.trusting(folder / RECORD):
+        record = json.loads((folder / RECORD).read_bytes())
+        if record["format"] != FORMAT or record["digest"] != digests.record_digest(record):
+            raise ValueError
     model = load_model(folder / START, "--load_board")
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
     unknown = {*record["variables"]} - {*variables}
@@ -325,20 +317,23 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     nothing. Steps on a board start from features. What the board takes for features is not in the table, nor is its
     memory. Raises `UserError` if the file is damaged, or is of another network or batch size.
     """
-    record = files.read_json(path, TIMES)
-    if record["batch_size"] != batch_size:
-        raise UserError(f"--board_times {path}: is of {record['batch_size']} images a step; give --batch_size as there")
-    if not record["selections"]:
-        raise UserError(f"{path}: selections: is empty")
+    with files.trusting(path):
+        record = json.loads(path.read_bytes())
+        times = [({*one["tensors"]}, float(one["step_ms"])) for one in record["selections"]]
+        if not times or min(ms for _, ms in times) <= 0:
+            raise ValueError
+    if record.get("batch_size") != batch_size:
+        was = record.get("batch_size")
+        raise UserError(f"--board_times {path}: is of {was} images a step; give --batch_size as there")
     here, there = [], []
-    for one in record["selections"]:
-        unknown = {*one["tensors"]} - {*table.names}
+    for tensors, ms in times:
+        unknown = tensors - {*table.names}
         if unknown:
             raise UserError(f"--board_times {path}: is of another network; this one has no tensor {min(unknown)}")
         mask = np.zeros(len(table.names), bool)
-        mask[table.positions] = [name in one["tensors"] for name in table.names]
+        mask[table.positions] = [name in tensors for name in table.names]
         here.append(table.predict_ms(mask, misses=0.0))
-        there.append(one["step_ms"])
+        there.append(ms)
     factor, added_ms = float(np.mean(there) / np.mean(here)), 0.0
     if len({*here}) > 1:
         slope, intercept = np.polyfit(here, there, 1)

@@ -17,7 +17,7 @@ from PIL import Image
 from small_boards import NAMES, changed_copy, run, weights_of
 
 from elastic_trainer.datasets import decoding
-from elastic_trainer.datasets.digests import digest, file_digest
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.image_folder import read_image_folder
 from elastic_trainer.extensions.board.needs import needs_line
 
@@ -238,7 +238,6 @@ def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos,
     for path in tmp_path.iterdir():
         encoded = path.read_bytes()
         own = board_modules.photos
-        assert digest(encoded) != file_digest(encoded) or path.suffix == ".bmp"
         np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
     source = read_image_folder(photos, False, 0.3)
     paths = [*source.train.files, *source.test.files]
