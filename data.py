@@ -46,7 +46,7 @@ def load(
         UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
             arguments.
     """
-    from elastic_trainer.datasets.image_folder import broken_images, check_classes  # needs an extra
+    from elastic_trainer.datasets.image_folder import check_classes  # needs an extra
 
     name = data.dataset_name
     source = source or find(data)
@@ -62,8 +62,6 @@ def load(
     count = sum(part.count for part in parts.values())
     if broken and DATASETS[name].is_tfds:
         raise UserError(f"{name}: {broken[0]} ({len(broken)} of {count} images are broken); prepare it again")
-    if broken and not data.skip_broken:
-        raise broken_images(broken, count)
     if broken:
         print(f"skipped (unreadable): {len(broken)} of {count} images; the first: {broken[0]}")
         labels = {part: found.labels for part, found in images.items() if parts[part].count}
@@ -100,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.command == "show":
         from elastic_trainer.datasets.show import show  # needs an extra
 
-        show(DataSettings(args.dataset_name, args.data_dir, args.test_fraction, skip_broken=True), args.output)
+        show(DataSettings(args.dataset_name, args.data_dir, args.test_fraction), args.output)
         return
     builder = prepare_tfds(args.dataset_name, args.data_dir)
     splits = ", ".join(f"{split.num_examples} {split_name}" for split_name, split in builder.info.splits.items())

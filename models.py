@@ -15,8 +15,6 @@ from pathlib import Path
 
 import keras
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import has_bfloat16, has_gpu
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
@@ -72,27 +70,15 @@ def build_model(
     return model
 
 
-def mixed_precision_policy() -> str:
-    """Keras' policy for this machine: float16 on a GPU, bfloat16 on a CPU with instructions for it, else `UserError`.
-
-    Such a CPU would convert to float32 and back.
-    """
-    if has_gpu():
-        return "mixed_float16"
-    if not has_bfloat16():
-        raise UserError("--mixed_precision: this machine has neither a GPU nor a CPU with bfloat16; leave it out")
-    return "mixed_bfloat16"
-
-
 def build(network: NetworkSettings, class_names: Sequence[str] | None = None) -> keras.Model:
-    """The network of these settings, whose number of classes is known. Sets Keras' seed and precision.
+    """The network of these settings, whose number of classes is known. Sets Keras' seed and precision (float32).
 
     A head in `network.weights` is kept for the `class_names`, in the order of the outputs, that it knows; without
     names, for the same number of classes.
     """
     assert network.num_classes is not None, "the data set gives the number of classes"
     keras.utils.set_random_seed(network.seed)
-    keras.mixed_precision.set_global_policy(mixed_precision_policy() if network.mixed_precision else "float32")
+    keras.config.set_dtype_policy("float32")
     before = (config_of_model(Path(network.weights)).get("images") or {}).get("class_names")
     return build_model(
         network.model_name,

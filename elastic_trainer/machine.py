@@ -94,12 +94,6 @@ def _processor_name() -> str:
     return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
 
 
-def has_bfloat16() -> bool:
-    """Whether the CPU has instructions for bfloat16; False if the system does not report it."""
-    flags = {"avx512_bf16", "amx_bf16", "bf16"}  # the last is Arm's
-    return not flags.isdisjoint(text_of(CPU_INFO).split())
-
-
 # Of `frozen_gc`. The count of frozen objects does not tell: from Python 3.12 on, it is never 0.
 _open_blocks: list[str] = []
 

@@ -259,7 +259,7 @@ DATASETS.add(
             "save_model": True,
             "recipe": "robust",
         },
-        ("data_dir", "skip_broken", "test_fraction"),
+        ("data_dir", "test_fraction"),
         is_folder=True,
         count_images=Lazy("elastic_trainer.datasets.image_folder:count_training_images"),
         read_to_test=Lazy("elastic_trainer.datasets.image_folder:read_to_test"),

@@ -164,9 +164,6 @@ class NetworkSettings:
     alpha: float = flag(PAPER["alpha"], NETWORK, number(0.01, 4), "WIDTH", help="width of a MobileNet")
     optimizer: str = flag("sgd", NETWORK, OneOf(OPTIMIZERS), "NAME", words="`adam` for `vit`, else `sgd`", help=(
         "{names}. `sgd`: momentum 0.9, decoupled weight decay, cosine schedule to 0. `adam`: constant rate"))
-    mixed_precision: bool = flag(False, NETWORK, help=(
-        "compute in bfloat16 (CPUs with instructions for it) or float16 (GPUs, with loss scaling). Weights stay "
-        "float32. [Measure first](#mixed-precision)"))
     clips_gradients: bool = derived(False, lambda run: bool(run["gradient_clipping"]))
     seed: int = flag(0, NETWORK, whole_number(0, 2**31 - 1), "N", help=(
         "seed of the weights, the order of the data, augmentation and dropout"))
@@ -192,8 +189,6 @@ class DataSettings:
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
         "for an `image_folder` of class folders alone: about this share of the images is for testing"))
-    skip_broken: bool = flag(False, DATA, is_free=True, evaluate="run", help=(
-        "for an `image_folder`: skip images that cannot be decoded"))
     image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",
         words="a quarter of the available memory", is_free=True, evaluate="given", help=(
         "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they "
@@ -211,6 +206,8 @@ class Settings:
     `training.features`; `gradient_clipping`: see `training.optimizers`.
 
     Attributes:
+        correct_budget: measure the speed of the device before each selection, and correct the budget by it; a single
+            selection of the upper part measures nothing.
         starts_with_head: with `save_model`, the closed-form head is fitted first and is the first best model.
         warmup: share of the steps in which the learning rate of `sgd` rises to its highest value.
         validation_share: validate after an epoch only while validation takes at most this share of training time, and
@@ -252,10 +249,7 @@ class Settings:
         "`--export train_tflite` the default is 8"))
     interval: float = flag(PAPER["interval"], BUDGET, number(ABOVE_0, 1e9), "EPOCHS", used_by=(ELASTIC,), help=(
         "epochs between two selections; 0.5 selects twice per epoch"))
-    correct_budget: bool = flag(
-        True, BUDGET, metavar="True|False", words="`True`, `False` with `--deterministic`", used_by=(ELASTIC,), help=(
-        "measure the speed of the device before each selection, and [correct the "
-        "budget](time_budget.md#how-the-budget-is-corrected); a single selection of the upper part measures nothing"))
+    correct_budget: bool = derived(True, lambda run: not run["deterministic"])
     time_resolution: int | None = flag(
         None, BUDGET, whole_number(10, 10_000_000), "STEPS", words="automatic", used_by=(ELASTIC, BY_IMPORTANCE), help=(
         "number of time steps in which the solver counts the budget (the paper's T_q)"))
@@ -305,8 +299,8 @@ class RunSettings:
     overwrite: bool = flag(False, OUTPUT, used_by=(NAMED_HERE,), is_free=True, help=(
         "overwrite the run of that name instead of appending `-2`, `-3`, …"))
     deterministic: bool = flag(False, TRAINED, help=(
-        "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs); implies "
-        "`--correct_budget False`"))
+        "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs). The budget is "
+        "not [corrected](time_budget.md#how-the-budget-is-corrected) by the speed of the device"))
     allow_stale_profile: bool = flag(False, BUDGET, used_by=(ELASTIC,), is_free=True, help=(
         "use a timing table that was made [on another machine, with other versions or before the network "
         "changed](runs.md#a-stale-timing-table), or that is "

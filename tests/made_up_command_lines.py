@@ -18,7 +18,6 @@ _VALUES = {
     "weight_decay": (PAPER["weight_decay"], 0.0, 1 / 3),
     "gradient_clipping": (0.0, CLIPPING, 1 / 3),
     "recipe": ("paper", "robust"),
-    "skip_broken": (True, False),
     "test_fraction": (0.2, 1 / 3),
     "logdir": FOLDERS,
 }
@@ -36,7 +35,7 @@ def command_lines(draw, more=(), names=_NETWORK):
     if is_photos:
         chosen["data_dir"] = draw(st.sampled_from(FOLDERS))
     else:
-        chosen = {name: value for name, value in chosen.items() if name not in ("skip_broken", "test_fraction")}
+        chosen = {name: value for name, value in chosen.items() if name != "test_fraction"}
     model, optimizer = chosen.get("model_name"), chosen.get("optimizer")
     if model == "mobilenet" and draw(st.booleans()):
         chosen["alpha"] = draw(st.sampled_from([PAPER["alpha"], 0.35, 1 / 3]))

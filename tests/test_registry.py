@@ -169,8 +169,8 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     command = parse_training(["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3"])
     assert (command.network.input_size, command.training.rho) == (SIZE, 0.7)
     assert command.network.model_name == PAPER["model_name"]
-    with pytest.raises(UserError, match=r"--skip_broken: .*--dataset_name image_folder"):
-        parse_training(["--dataset_name", "shades", "--skip_broken"])
+    with pytest.raises(UserError, match=r"--test_fraction: .*--dataset_name image_folder"):
+        parse_training(["--dataset_name", "shades", "--test_fraction", "0.2"])
     assert parse_data(["show", "--dataset_name", "shades"]).dataset_name == "shades"
     assert [*class_names(command.data)] == names
     images = data.load(command.data, SIZE, 3)

@@ -212,7 +212,7 @@ def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def check_data_options(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that the data set does not use."""
-    for name in ("data_dir", "skip_broken", "test_fraction"):
+    for name in ("data_dir", "test_fraction"):
         if getattr(args, name, None) and name not in DATASETS[args.dataset_name].uses:
             raise UserError(
                 f"--{name}: works only with --dataset_name {users(DATASETS, name)}, not {args.dataset_name}"
@@ -226,7 +226,7 @@ def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path)
 
 def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
     """The flags of profiler.py that make the timing table of these settings. Those that equal a default, too."""
-    names = ("input_size", "num_classes", "batch_size", "optimizer", "mixed_precision", "seed")
+    names = ("input_size", "num_classes", "batch_size", "optimizer", "seed")
     flags = {
         "model_name": network.model_name,
         "dataset_name": data.dataset_name,

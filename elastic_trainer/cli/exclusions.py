@@ -46,11 +46,6 @@ def _of_schemes(flag: str) -> Exclusion:
 NETWORK = (
     Exclusion("weights", _has_own_weights, "{weights} is not for {model_name}, which has its own; leave it out"),
     Exclusion(
-        "mixed_precision",
-        lambda args: args.model_name.endswith(".keras"),
-        "{model_name} keeps the precision it was saved with; leave it out",
-    ),
-    Exclusion(
         "gradient_clipping",
         lambda args: args.optimizer != "sgd",
         "works only with --optimizer sgd, not {optimizer}; leave it out",
@@ -71,11 +66,6 @@ TRAINING = (
         "deterministic",
         lambda args: args.deadline,
         "cannot be combined with --deadline, which depends on the clock; leave one out",
-    ),
-    Exclusion(
-        "deterministic",
-        lambda args: args.correct_budget,
-        "cannot be combined with --correct_budget True, which depends on the clock; leave one out",
     ),
     *(_of_schemes(flag) for flag in sorted({flag for entry in SCHEMES.values() for flag in entry.excludes})),
 )

@@ -50,8 +50,6 @@ def parse_training(words: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
         check(args, given)
     _keep_model_to_export(args, given)
     unset = {name for name, value in vars(args).items() if value is None}
-    if args.correct_budget is None:
-        args.correct_budget = not args.deterministic
     fill_in_defaults(args)
     if args.deterministic:
         args.validation_share = 1.0  # else the clock decides

@@ -47,12 +47,12 @@ def count_training_images(data_dir: Path | None, test_fraction: float | None = N
     return count if places.tested else int((1 - (test_fraction or TEST_FRACTION)) * count)
 
 
-def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: float | None) -> DataSource:
+def read_image_folder(data_dir: Path | None, test_fraction: float | None) -> DataSource:
     """List the images of an image folder and check their headers. Prints which folder is for what.
 
-    Broken images are refused unless `skip_broken`; `images.read` leaves them out later. `test_fraction` is the share of
-    the images to test on if there are no folders for that; None: `TEST_FRACTION`. Raises `UserError` if the layout is
-    wrong, a class has no training images, a part has no images, or an image is broken.
+    `images.read` leaves out broken images later. `test_fraction` is the share of the images to test on if there are no
+    folders for that; None: `TEST_FRACTION`. Raises `UserError` if the layout is wrong, a class has no training images,
+    or a part has no images.
     """
     places = layout(data_dir)
     train, classes = places.training()
@@ -61,7 +61,7 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
         raise UserError(f"--test_fraction {test_fraction:g}: {places.folder} has its own '{own}'; leave it out")
     for place in places.tested:
         check_known(place, classes, str(train))
-    parts = _listed(places, [train, *places.tested], classes, skip_broken)
+    parts = _listed(places, [train, *places.tested], classes)
     if places.tested:
         chooses, *tests = places.tested
         ends = f", {tests[0]} is reported once at the end" if tests else " and tests it"
@@ -78,7 +78,6 @@ def read_image_folder(data_dir: Path | None, skip_broken: bool, test_fraction: f
 
 def read_to_test(
     data_dir: Path | None,
-    skip_broken: bool,
     test_fraction: float | None,
     class_names: Sequence[str] | None,
     trained: np.ndarray,
@@ -88,12 +87,12 @@ def read_to_test(
     Of all, the images that the model was trained on, whose digests are `trained`, are left out. Without a record of
     those, the images are tested that a run would not train on. Prints which they are. `class_names` are those of the
     model, in the order of its outputs; None: the classes are those of the folder. Raises `UserError` if the folder has
-    other classes or no image to test, or an image is broken.
+    other classes or no image to test.
     """
     places = layout(data_dir)
     own = places.test or places.validation
     if own is None and not len(trained):
-        source = read_image_folder(data_dir, skip_broken, test_fraction)
+        source = read_image_folder(data_dir, test_fraction)
         print(
             f"there is no record of what the model was trained on: {source.test.count} images are tested, those of "
             f"{data_dir} that a run would not train on; to test all, move them to a folder {places.folder / 'test'}"
@@ -103,7 +102,7 @@ def read_to_test(
     classes = [*(class_names or class_folders(known))]
     whose = f"the model ({first_few(classes, 10)}); rename or remove it" if class_names else str(known)
     check_known(place, classes, printable(whose))
-    [images] = _listed(places, [place], classes, skip_broken)
+    [images] = _listed(places, [place], classes)
     which = f"{len(images)} images"
     if own is None:
         seen, found = {*trained.tolist()}, _digests(images)
@@ -123,21 +122,12 @@ def _image_files(images: Sequence[_Image]) -> ImageFiles:
     return ImageFiles(len(images), partial(iter, examples), [path for path, _ in examples])
 
 
-def _listed(layout: Layout, places: Sequence[Path], classes: Sequence[str], skip_broken: bool) -> list[list[_Image]]:
-    """The images in the class folders of each of `places`. Raises `UserError` for broken ones unless `skip_broken`."""
+def _listed(layout: Layout, places: Sequence[Path], classes: Sequence[str]) -> list[list[_Image]]:
+    """The images in the class folders of each of `places`, broken ones included."""
     found = [_images_in(place, classes) for place in places]
-    broken = [f"{image.path}: {image.why_broken}" for part in found for image in part if image.why_broken]
-    if broken and not skip_broken:
-        raise broken_images(broken, sum(map(len, found)))
     for note in layout.notes:
         print(printable(note))
     return found
-
-
-def broken_images(broken: Sequence[str], count: int) -> UserError:
-    """The error for broken images, of which there is one line each, among `count`: names the first."""
-    more = f" ({len(broken)} of {count} images are broken)" if len(broken) > 1 else ""
-    return UserError(f"{broken[0]}{more}; replace or remove it, or leave out broken images with --skip_broken")
 
 
 def _images_in(folder: Path, classes: Sequence[str]) -> list[_Image]:

@@ -53,7 +53,7 @@ def show(settings: DataSettings, output: Path) -> None:
             print(f"… and {len(reasons) - MAX_REASONS} more broken images")
     _print_table(names, {**counts, "broken": broken} if broken else counts)
     if broken:
-        print("broken images are in no other column; replace or remove them, or leave them out with --skip_broken")
+        print("broken images are in no other column; a run leaves them out")
 
 
 def _print_table(names: Sequence[str], counts: Mapping[str, Counter[int]]) -> None:

@@ -67,7 +67,7 @@ def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trai
     read_to_test = DATASETS[settings.dataset_name].read_to_test
     if read_to_test is None:
         return find(settings)._replace(train=NO_IMAGES)
-    return read_to_test(settings.data_dir, settings.skip_broken, settings.test_fraction, class_names, trained)
+    return read_to_test(settings.data_dir, settings.test_fraction, class_names, trained)
 
 
 def read_digits() -> DataSource:

@@ -17,11 +17,7 @@ FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag
 
 def without_effect(config: dict[str, Any]) -> set[str]:
     """Options that do not change the result of a run, unless they say which images there are, or what a step takes."""
-    return (
-        FREE_ON_RESUME
-        - {"micro_batch"}
-        - ({"data_dir", "skip_broken"} if DATASETS[config["dataset_name"]].is_folder else set())
-    )
+    return FREE_ON_RESUME - {"micro_batch"} - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
 
 
 def first_change(now: dict[str, Any], before: dict[str, Any], free: set[str]) -> str | None:

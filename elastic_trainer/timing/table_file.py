@@ -24,7 +24,7 @@ from elastic_trainer.timing.table import TIMES, TimingTable
 # The settings of a network that a table is made for; it is invalid for others.
 TABLE_SETTINGS = (
     *("model_name", "alpha", "input_size", "num_classes"),
-    *("batch_size", "optimizer", "mixed_precision", "clips_gradients"),
+    *("batch_size", "optimizer", "clips_gradients"),
 )
 # What a table depends on besides the network: keys of `machine.environment()`, and of the versions in it.
 _ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")

@@ -74,8 +74,6 @@ def test_without_a_record_of_the_training_images_a_run_s_test_images_are_tested(
     assert len(found(photos, nothing, None)[0]) == 9, "a folder for testing needs no record"
 
 
-def test_a_broken_image_is_named_or_left_out(photos):
+def test_a_broken_image_is_left_to_be_left_out(photos):
     (photos / "train" / "ant" / "0.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"ant/0\.png: is empty; replace or remove it"):
-        found(photos / "train")
-    assert len(found(photos / "train", skip_broken=True)[0]) == 12  # `images.read` leaves it out
+    assert len(found(photos / "train")[0]) == 12  # `images.read` leaves it out

@@ -47,7 +47,7 @@ def test_show_counts_and_names_broken_images_beyond_those_it_draws(photos, tmp_p
     printed = capsys.readouterr().out
     assert re.search(r"^blue +4 +2 +12$", printed, re.MULTILINE)
     assert printed.count("cannot be read as an image") == MAX_REASONS and "… and 3 more broken images" in printed
-    assert "leave them out with --skip_broken" in printed
+    assert "a run leaves them out" in printed
 
 
 def test_show_takes_class_names_of_any_bytes(photos, tmp_path, capsys):

@@ -148,7 +148,7 @@ def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> Non
     page = documented(command)
     stated = {flag: default for flag, text in flags_of(command).items() if (default := stated_default(text))}
     if command == ("main.py",):
-        assert {"--seed", "--trained_layers", "--checkpoint_minutes", "--correct_budget"} <= set(stated)
+        assert {"--seed", "--trained_layers", "--checkpoint_minutes"} <= set(stated)
     # One row of data.py may have a default for each command, with commas between them.
     wrong = {flag: default for flag, default in stated.items() if default not in page[flag].split(", ")}
     assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"

@@ -16,7 +16,6 @@ EXCLUDED = (  # flags that the export excludes, and why
     ("deadline", "give it to board_train.py"),
     ("max_steps", "give --num_epochs"),
     ("resume", "nothing is trained here; leave it out"),
-    ("mixed_precision", "the board computes in float32; leave it out"),
 )
 
 

@@ -136,10 +136,10 @@ def _finished_run(command: EvaluateCommand) -> TrainCommand:
     if not is_finished(folder):
         raise UserError(f"--evaluate {command.model}: --export {command.export} needs the folder of a finished run")
     run = parse_training(["--resume", str(folder)]).with_choices_of(read_config(folder))
-    if run.data.augment == "flip_rotate" or run.network.mixed_precision or run.training.max_steps is not None:
+    if run.data.augment == "flip_rotate" or run.training.max_steps is not None:
         raise UserError(
-            f"--evaluate {folder}: the run has --augment flip_rotate, --mixed_precision or --max_steps, which a board "
-            "does not have; export a run without them"
+            f"--evaluate {folder}: the run has --augment flip_rotate or --max_steps, which a board does not have; "
+            "export a run without them"
         )
     return run
 

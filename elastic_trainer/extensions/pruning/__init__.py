@@ -9,6 +9,6 @@ SCHEMES.add(
         "PruneTrain",
         "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
         ignores=("recipe",),
-        excludes=("micro_batch", "mixed_precision"),
+        excludes=("micro_batch",),
     ),
 )

@@ -239,7 +239,7 @@ def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos,
         encoded = path.read_bytes()
         own = board_modules.photos
         np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
-    source = read_image_folder(photos, False, 0.3)
+    source = read_image_folder(photos, 0.3)
     paths = [*source.train.files, *source.test.files]
     labels = [NAMES.index(Path(path).parent.name) for path in paths]
     digests = [digest(Path(path).read_bytes()) for path in paths]
