@@ -84,7 +84,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
-    check_run_folder(run.logdir, run.run_name, run.overwrite, run.resume)
+    check_run_folder(run.logdir, run.run_name, run.resume)
     check_available(command.data)
     names = class_names(command.data)
     command = command.with_classes(len(names))
@@ -116,7 +116,7 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
     if exporter and is_exported_now:
         print(exporter.export(command, model, dataset, prepared.table))
         return
-    with run_folder(run.logdir, run.run_name, run.overwrite, run.resume) as folder:
+    with run_folder(run.logdir, run.run_name, run.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
             _finish_again(command, folder)
             return

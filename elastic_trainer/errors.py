@@ -22,7 +22,7 @@ EXTRAS = {
     "matplotlib": ("matplotlib", "plots"),
     "tensorboard": ("tensorboard", "plots"),
 }
-START_AGAIN = "start again with --overwrite instead of --resume"  # where a run cannot go on
+START_AGAIN = "start again without --resume"  # where a run cannot go on
 
 
 class UserError(Exception):

@@ -296,8 +296,6 @@ class RunSettings:
     resume: bool = flag(False, RESUMING, Path, "DIR", is_free=True, help=(
         "`--resume DIR` continues the run in DIR, with the options it was started with. `--resume` alone continues "
         "the run that the other flags name, and starts it if it does not exist"))
-    overwrite: bool = flag(False, OUTPUT, used_by=(NAMED_HERE,), is_free=True, help=(
-        "overwrite the run of that name instead of appending `-2`, `-3`, …"))
     deterministic: bool = flag(False, TRAINED, help=(
         "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs). The budget is "
         "not [corrected](time_budget.md#how-the-budget-is-corrected) by the speed of the device"))

@@ -53,7 +53,6 @@ NETWORK = (
     Exclusion("alpha", lambda args: args.model_name not in WIDTHS, "{model_name} has one width only; leave it out"),
 )
 TRAINING = (
-    Exclusion("resume", lambda args: args.overwrite, "cannot be combined with --overwrite; leave one of them out"),
     Exclusion("deadline", lambda args: not _is_elastic(args), f"{NO_SCHEME}, which has no time budget"),
     Exclusion("deadline", lambda args: args.rho, "cannot be combined with --rho; leave one of them out"),
     Exclusion(

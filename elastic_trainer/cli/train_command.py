@@ -93,7 +93,7 @@ def _as_started(parser: OneLineParser, folder: Path, words: Sequence[str]) -> ar
     """The options that the run in `folder` was started with, and those given now."""
     command = started_with(folder)
     args = parser.parse_args([*command, *words])
-    args.logdir, args.run_name, args.overwrite = folder.absolute().parent, folder.absolute().name, False
+    args.logdir, args.run_name = folder.absolute().parent, folder.absolute().name
     args.command = command
     return args
 

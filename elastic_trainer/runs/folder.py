@@ -1,50 +1,39 @@
-"""Makes the folder of a run, locks it against other runs, and deletes the files of an earlier run."""
+"""Makes the folder of a run, and locks it against other runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.files import existing_parent, is_temporary, locked, writing
-from elastic_trainer.registry import EXPORTERS
-from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, TRAINED_IMAGES
-
-if TYPE_CHECKING:
-    pass
+from elastic_trainer.runs.reader import is_run
 
 
 @contextlib.contextmanager
-def run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> Iterator[Path]:
+def run_folder(logdir: Path, run_name: str, resume: bool = False) -> Iterator[Path]:
     """The folder of a run, locked against other runs: `logdir`/`run_name`, with -2, -3, … appended if it exists.
 
-    With `overwrite`, the files that a run writes are deleted from an earlier run's folder, and nothing else. With
-    `resume`, only the temporary files of a killed run are deleted. A folder that is in use is refused (two runs are not
-    noticed where the system has no locks), as one to overwrite or resume that contains no run.
+    With `resume`, it is that of an earlier run, in which the temporary files of a killed one are deleted. A folder that
+    is in use is refused (two runs are not noticed where the system has no locks), as one to resume without a run.
     """
-    is_reused = (overwrite or resume) and (logdir / run_name).exists()
+    is_reused = resume and (logdir / run_name).exists()
     with writing(logdir):
         folder = logdir / run_name if is_reused else _new_folder(logdir, run_name)
-    with _claimed(folder, is_reused, overwrite) as leftovers:
+    with _claimed(folder, is_reused) as leftovers:
         with writing(folder):
-            if overwrite:
-                _empty(folder)
             for path in leftovers:
                 path.unlink(missing_ok=True)
         yield folder
 
 
-def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resume: bool = False) -> None:
+def check_run_folder(logdir: Path, run_name: str, resume: bool = False) -> None:
     """Raise now the `UserError` that `run_folder` would raise, before images are read for minutes. Changes nothing."""
     folder = logdir / run_name
-    if (overwrite or resume) and folder.exists():
-        with _claimed(folder, is_reused=True, overwrite=overwrite):
+    if resume and folder.exists():
+        with _claimed(folder, is_reused=True):
             return
     above = existing_parent(logdir)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -53,7 +42,7 @@ def check_run_folder(logdir: Path, run_name: str, overwrite: bool = False, resum
 
 
 @contextlib.contextmanager
-def _claimed(folder: Path, is_reused: bool, overwrite: bool) -> Iterator[list[Path]]:
+def _claimed(folder: Path, is_reused: bool) -> Iterator[list[Path]]:
     """Lock the folder of a run; yields temporary files of a killed one."""
     if not folder.is_dir():
         raise UserError(f"--run_name {folder.name}: {folder} is a file; choose another name")
@@ -63,8 +52,7 @@ def _claimed(folder: Path, is_reused: bool, overwrite: bool) -> Iterator[list[Pa
                 raise UserError(f"{folder}: another run is writing to it; wait until it ends, or give --run_name")
             leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if is_temporary(path)]
             if is_reused and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
-                flag = "--overwrite" if overwrite else "--resume"
-                raise UserError(f"{flag}: {folder} contains no run (no config.json); give the name of a run")
+                raise UserError(f"--resume: {folder} contains no run (no config.json); give the name of a run")
         yield leftovers
 
 
@@ -76,17 +64,3 @@ def _new_folder(logdir: Path, run_name: str) -> Path:
             folder.mkdir()
             return folder
         folder, count = logdir / f"{run_name}-{count + 1}", count + 1
-
-
-def _empty(folder: Path) -> None:
-    """Delete the files that a run, an evaluation and an export write."""
-    written = {SUMMARY, METRICS, SELECTIONS, f"{folder.name}.txt", BEST_MODEL, LAST_MODEL, TRAINED_IMAGES}
-    written |= {name for entry in EXPORTERS.values() for name in entry.files}
-    written |= {"classes.csv", "confusion.csv", "confusion.pdf", "confusion.png", "mistakes.png", "evaluation.json"}
-    Checkpoints(folder / "checkpoints").clear()
-    for path in [*folder.iterdir(), *folder.glob("evaluation/*")]:
-        if path.is_file() and (path.name in written or path.name.startswith("events.out.")):
-            path.unlink()
-        elif path.is_dir() and path.name in written:  # what an exporter wrote
-            shutil.rmtree(path)
-    (folder / CONFIG).unlink(missing_ok=True)  # last: while it exists, the folder counts as a run

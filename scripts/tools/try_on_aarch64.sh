@@ -64,7 +64,7 @@ timed "main.py, killed at a checkpoint" "rm -rf ../logs/run; /srv/venv/bin/pytho
   while kill -0 \$! && ! ls ../logs/run/checkpoints/step-*.npz >/dev/null 2>&1; do sleep 1; done; kill -9 \$!; wait || true"
 timed "main.py --resume" "/srv/venv/bin/python main.py $small $run --resume --export tflite"
 timed "main.py --export train_tflite" "/srv/venv/bin/python main.py $small --rho 0.6 --num_epochs 2 --run_name step \
-  --export train_tflite --overwrite"
+  --export train_tflite"
 timed "board_train.py" "/srv/venv/bin/python ../logs/step_board/board_train.py --data_dir ../photos/board-1 --overwrite"
 # The same steps here, by the board's timing table: deterministic runs agree only with one table.
 rm -rf "$root/here" && mkdir "$root/here" && cp -r "$root/debian/srv/logs" "$root/debian/srv/photos" "$root/here"

@@ -79,7 +79,6 @@ CUB = "caltech_birds2011"
         ("''", "'': unexpected argument"),
         ("--timing flops", "--timing: is a flag of profiler.py, not of main.py"),
         (f"--logdir {__file__}/logs", f"--logdir: {__file__} is a file; give a folder"),
-        ("--resume --overwrite", "--resume: cannot be combined with --overwrite; leave one of them out"),
         ("--deadline 9 --rho 0.5", "--deadline: cannot be combined with --rho; leave one of them out"),
         (
             "--deadline 9 --train_type full_training",
@@ -269,10 +268,10 @@ def test_flag_without_effect_is_a_warning_of_one_line(words, warnings):
 
 def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path):
     folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--rho", "0.5"])
-    command = parse_main(["--resume", str(folder), "--run_name", "other", "--overwrite"])
+    command = parse_main(["--resume", str(folder), "--run_name", "other"])
     assert isinstance(command, TrainCommand) and command.run.folder == folder
     [line] = command.warnings  # nothing on --rho, which was not given now
-    assert "--run_name, --overwrite: no effect here, only for runs that --resume DIR does not" in line
+    assert "--run_name: no effect here, only for runs that --resume DIR does not" in line
 
 
 def test_record_of_power_that_is_gone_does_not_hinder_a_run_from_continuing(tmp_path):

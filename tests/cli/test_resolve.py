@@ -171,7 +171,7 @@ def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_
     assert summary_of(words, "tight")["rho"] == 0.74
     train_run(parse_training([*few, "--resume"]))
     with pytest.raises(UserError, match=r"--rho 0\.5: training the head alone .*; give at least 0\.735"):
-        train_run(parse_training([*few, "--overwrite", "--rho", "0.5"]))
+        train_run(parse_training([*few, "--rho", "0.5"]))
 
 
 def test_the_closed_form_head_alone_trains_nothing_else(words):

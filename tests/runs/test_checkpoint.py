@@ -91,7 +91,7 @@ def test_a_checkpoint_whose_list_of_arrays_is_damaged_is_skipped(tmp_path, capsy
 def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
     Checkpoints(tmp_path).save(1, State({}, {}))
     monkeypatch.setattr("elastic_trainer.runs.checkpoint.VERSION", 999)
-    with pytest.raises(UserError, match=r"written by another version .*--overwrite"):
+    with pytest.raises(UserError, match=r"written by another version .*start again without --resume"):
         Checkpoints(tmp_path).latest()
 
 

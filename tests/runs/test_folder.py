@@ -26,14 +26,13 @@ with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
     holder = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
-        for how in ({"resume": True}, {"overwrite": True}):
-            with (
-                pytest.raises(UserError, match=r"another run is writing .*--run_name"),
-                run_folder(tmp_path, "mine", **how),
-            ):
-                pass
-            with pytest.raises(UserError, match=r"another run is writing .*--run_name"):
-                check_run_folder(tmp_path, "mine", **how)
+        with (
+            pytest.raises(UserError, match=r"another run is writing .*--run_name"),
+            run_folder(tmp_path, "mine", resume=True),
+        ):
+            pass
+        with pytest.raises(UserError, match=r"another run is writing .*--run_name"):
+            check_run_folder(tmp_path, "mine", resume=True)
         check_run_folder(tmp_path, "mine")
         with run_folder(tmp_path, "mine") as other:
             assert other.name == "mine-2"
@@ -73,8 +72,7 @@ def test_a_folder_that_is_no_run_is_refused_also_before_images_are_read_and_noth
     for arguments, message in (
         ((tmp_path / "file" / "logs", "mine"), "Not a directory"),
         ((tmp_path, "file", True), "--run_name file: .* is a file"),
-        ((tmp_path, "mine", True), "--overwrite: .* contains no run"),
-        ((tmp_path, "mine", False, True), "--resume: .* contains no run"),
+        ((tmp_path, "mine", True), "--resume: .* contains no run"),
     ):
         with pytest.raises(UserError, match=message):
             check_run_folder(*arguments)
@@ -93,7 +91,7 @@ def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):
 
     (tmp_path / "file").touch()
     flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path), "--num_classes", "3"]
-    flags += ["--logdir", str(tmp_path), "--run_name", "file", "--overwrite"]
+    flags += ["--logdir", str(tmp_path), "--run_name", "file", "--resume"]
     command = parse_training([*flags, "--train_type", "full_training"])
     with pytest.raises(UserError, match=r"--run_name file: .* is a file"):
         main.train_run(command)

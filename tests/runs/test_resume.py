@@ -216,7 +216,7 @@ def test_last_two_checkpoints_are_kept_and_a_damaged_one_is_skipped(tmp_path, ca
     older = paths[0].read_bytes()
     for path in paths:
         path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"every checkpoint is damaged; .*--overwrite"):
+    with pytest.raises(UserError, match=r"every checkpoint is damaged; .*start again without --resume"):
         run(tmp_path / "resumed", make_small_data())
     assert sorted(paths[0].parent.iterdir()) == paths, "they are kept"
     paths[0].write_bytes(older)
