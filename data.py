@@ -38,8 +38,7 @@ def load(
         batch_size: images per step.
         seed: of the training order and of augmentation.
         num_classes: outputs of the network, at least as many as the data set has classes.
-        kept_mb: how many MB images may take in memory where `data.image_memory`, which also limits their features, is
-            not given.
+        kept_mb: how many MB images may take in memory; None: a quarter of what is available.
         source: the images, if they are found already.
 
     Raises:
@@ -56,8 +55,7 @@ def load(
             "it out"
         )
     parts = source.parts()
-    memory_mb = kept_mb if data.image_memory is None else data.image_memory
-    images = dict(zip(parts, read([*parts.values()], input_size, name, data.cache_dir, memory_mb), strict=True))
+    images = dict(zip(parts, read([*parts.values()], input_size, name, data.cache_dir, kept_mb), strict=True))
     broken = [line for part in images.values() for line in part.broken]
     count = sum(part.count for part in parts.values())
     if broken and DATASETS[name].is_tfds:
@@ -68,7 +66,7 @@ def load(
         check_classes(source.class_names, labels, data.data_dir)
     _warn_of_copies(name, parts, images)
     train, test, *others = images.values()
-    dataset = ImageData(name, source.class_names, train, test, batch_size, seed, data.augment, data.image_memory)
+    dataset = ImageData(name, source.class_names, train, test, batch_size, seed, data.augment)
     for held_out in others:
         dataset.hold_out(held_out)
     return dataset

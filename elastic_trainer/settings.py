@@ -178,7 +178,6 @@ class DataSettings:
     """Which images are read, where they are kept, and how they are varied in training.
 
     Attributes:
-        image_memory: MB; None: a quarter of the available memory.
         cache_dir: folder for decoded images that do not fit into memory; None: keep all in memory.
         augment: see `datasets.augmentation`.
     """
@@ -189,10 +188,6 @@ class DataSettings:
         "tensorflow-datasets keeps its files"))
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", evaluate="run", help=(
         "for an `image_folder` of class folders alone: about this share of the images is for testing"))
-    image_memory: float | None = flag(None, DATA, number(0, 1e9), "MB",
-        words="a quarter of the available memory", is_free=True, evaluate="given", help=(
-        "MB that decoded images and [features](runs.md#features) may take in memory. If the images need more, they "
-        "are kept in a file under `<logdir>/images`"))
     cache_dir: Path | None = derived(None, lambda run: run["logdir"] / "images")
     augment: str = flag(DIGITS["augment"], DATA, OneOf(AUGMENTATIONS), "KIND", help=(
         "[how training images vary](#augmentation): {names}"))

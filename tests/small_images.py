@@ -51,9 +51,9 @@ def write_noise(folder):
     return folder
 
 
-def load_photos(folder, size=16, batch_size=2, seed=0, **settings):
+def load_photos(folder, size=16, batch_size=2, seed=0, kept_mb=None, **settings):
     """The data set of an image folder, as `data.load` gives it."""
-    return data.load(DataSettings("image_folder", folder, **settings), size, batch_size, seed)
+    return data.load(DataSettings("image_folder", folder, **settings), size, batch_size, seed, kept_mb=kept_mb)
 
 
 def encoded(image, kind, **options):

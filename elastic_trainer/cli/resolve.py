@@ -73,8 +73,8 @@ def resolve(command: TrainCommand, model: keras.Model, load: Load, start: float 
     Args:
         command: the run. One that continues reuses the choices recorded in its folder.
         model: its network.
-        load: reads its images, for the command as chosen so far, and how many MB of them may stay in memory where
-            --image_memory does not say (None: see `datasets.images.read`).
+        load: reads its images, for the command as chosen so far, and how many MB of them may stay in memory
+            (None: see `datasets.images.read`).
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
 
     Raises:
@@ -166,11 +166,11 @@ def _check_memory(command: TrainCommand, steps: TracedSteps) -> None:
 def _images_mb(command: TrainCommand, steps: TracedSteps) -> float | None:
     """What a given limit leaves for images, with the robust recipe; None if nothing says it."""
     settings = command.training
-    if command.run.recipe != "robust" or settings.memory is None or command.data.image_memory is not None:
+    if command.run.recipe != "robust" or settings.memory is None:
         return None
     batch_size = command.network.batch_size
     beside_mb = steps.memory.room_mb - _needed(command, steps)(batch_size, settings.micro_batch or batch_size)
-    return min(max(beside_mb, 0.0), images.room_mb(None))
+    return min(max(beside_mb, 0.0), images.room_mb())
 
 
 def _needed(command: TrainCommand, steps: TracedSteps, is_least: bool = False) -> Needed:

@@ -48,7 +48,7 @@ class ArrayData(ShuffledData):
 
     @property
     def room_mb(self) -> float:
-        return room_mb(self._memory_mb)
+        return room_mb() if self._memory_mb is None else self._memory_mb
 
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:

@@ -34,7 +34,6 @@ class ImageData(ShuffledData):
         batch_size: images per step.
         seed: of the training order and of augmentation.
         augment: kind of views of training images, see `Augmentation`.
-        image_memory: MB that images and their features may take in memory, see `images.room_mb`.
 
     Raises `UserError` if there are training images, but fewer than a batch needs.
     """
@@ -48,7 +47,6 @@ class ImageData(ShuffledData):
         batch_size: int,
         seed: int = 0,
         augment: str = "none",
-        image_memory: float | None = None,
     ) -> None:
         super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
         self.class_names, self.num_classes = tuple(class_names), len(class_names)  # a network may have more outputs
@@ -56,7 +54,7 @@ class ImageData(ShuffledData):
         self.skipped_images = len(train.broken) + len(test.broken)  # no other count includes them
         self.training_digests = np.unique(train.digests)
         self._train, self._test, self._test_rows = train, test, np.arange(self.test_count)
-        self._augment, self._image_memory = augment, image_memory
+        self._augment = augment
         self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
 
@@ -109,10 +107,8 @@ class ImageData(ShuffledData):
 
     @property
     def room_mb(self) -> float:
-        """MB that features may take in memory, next to the images (`--image_memory`)."""
-        parts = [self._train, self._test, *([] if self.held_out is None else [self.held_out._test])]
-        in_memory = (part.images for part in parts if not isinstance(part.images, np.memmap))
-        return room_mb(self._image_memory, sum(images.nbytes for images in in_memory) / 1e6)
+        """MB that features may take in memory."""
+        return room_mb()
 
     @property
     def guessing_loss(self) -> float:

@@ -26,7 +26,7 @@ from elastic_trainer.machine import available_memory_mb
 if TYPE_CHECKING:
     from elastic_trainer.datasets.decoding import ImageSource
 
-MEMORY_SHARE = 4  # without --image_memory, images may take one part in this many of the available memory
+MEMORY_SHARE = 4  # images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
 _CHUNK = 64  # images that are decoded at a time
 _READER_VERSION = 4  # increase it when what is kept of an image changes: files of earlier versions are then ignored
@@ -82,7 +82,7 @@ def read(
         UserError: the file cannot be written, or is damaged.
     """
     count = sum(part.count for part in parts)
-    needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb(memory_mb)
+    needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb() if memory_mb is None else memory_mb
     if folder is not None:
         remove_leftovers(folder, ".pixels")
     if folder is None or needed_mb <= memory_mb:
@@ -97,7 +97,7 @@ def read(
     else:
         print(
             f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take "
-            f"in memory (--image_memory); writing them to {pixels}"
+            f"in memory; writing them to {pixels}"
         )
         # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
         with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
@@ -108,10 +108,8 @@ def read(
     return _by_part(images, examples, parts)
 
 
-def room_mb(limit_mb: float | None, taken_mb: float = 0.0) -> float:
-    """MB that may be taken in memory: what `taken_mb` leaves of a limit, or a quarter of the available memory."""
-    if limit_mb is not None:
-        return max(limit_mb - taken_mb, 0.0)
+def room_mb() -> float:
+    """MB that may be taken in memory: a quarter of the available memory."""
     available_mb = available_memory_mb()
     return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
 

@@ -85,7 +85,7 @@ def test_batches_need_no_files_after_loading(folder):
 
 def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_path):
     in_memory = load_photos(folder, 16, 2)
-    mapped = load_photos(folder, 16, 2, cache_dir=tmp_path / "cache", image_memory=0)
+    mapped = load_photos(folder, 16, 2, cache_dir=tmp_path / "cache", kept_mb=0)
     assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".pixels"]
     for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
@@ -115,7 +115,7 @@ def test_the_record_stays_where_the_folder_moves_and_changes_with_an_image(folde
 @pytest.mark.parametrize("memory_mb", [1e3, 0])
 def test_test_images_that_are_left_out_are_in_no_batch(tmp_path, memory_mb):
     photos = write_noise(tmp_path / "photos")
-    images = load_photos(photos, 12, 2, cache_dir=tmp_path / "cache", image_memory=memory_mb)
+    images = load_photos(photos, 12, 2, cache_dir=tmp_path / "cache", kept_mb=memory_mb)
     before = np.concatenate([batch.inputs for batch in images.test()])
     known = [digest((photos / "test" / name).read_bytes()) for name in ("ant/1.png", "cat/0.png")]
     record = images.record()

@@ -33,7 +33,7 @@ def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, mon
 def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
     prepare_small("oxford_iiit_pet", tmp_path, monkeypatch)
     first, again = (
-        data.load(DataSettings("oxford_iiit_pet", tmp_path, cache_dir=tmp_path / "cache", image_memory=0), 16, 4)
+        data.load(DataSettings("oxford_iiit_pet", tmp_path, cache_dir=tmp_path / "cache"), 16, 4, kept_mb=0)
         for _ in range(2)
     )
     assert len([*(tmp_path / "cache").glob("*.pixels")]) == 1

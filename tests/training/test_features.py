@@ -108,8 +108,9 @@ def test_features_of_weights_that_were_restored_are_not_used():
     assert state.features.split is None and not state.is_adopted
 
 
-def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys):
-    plain_model, data = make_small_model(), images(image_memory=0.0)
+def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys, monkeypatch):
+    monkeypatch.setattr("elastic_trainer.datasets.images.available_memory_mb", lambda: 0.0)
+    plain_model, data = make_small_model(), images()
     expected = train(state_of(plain_model, data), data, 2, head(plain_model), uses_features=False)
     model = make_small_model()
     state = state_of(model, data)
