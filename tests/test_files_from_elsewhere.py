@@ -16,11 +16,13 @@ from conftest import NEEDS_VIT, make_small_model
 from PIL import Image
 from small_images import encoded, write_noise
 
+import data
 import profiler
 from elastic_trainer.errors import UserError
 from elastic_trainer.networks import saved_model
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.runs.checkpoint import Checkpoints, State
+from elastic_trainer.settings import DataSettings
 from elastic_trainer.timing import trace
 from main import main
 
@@ -163,11 +165,11 @@ def test_a_trace_is_read_up_to_a_size_and_only_if_it_is_one(place, monkeypatch):
     assert "the limit is 0.001 MB; trace fewer steps" in refusal("profiler.py", *words, place / "some.xplane.pb")
 
 
-def test_images_of_impossible_sizes_are_named_by_data_py(place):
+def test_images_of_impossible_sizes_are_left_out(place, capsys):
     png = bytearray(encoded(Image.new("RGB", (4, 4)), "PNG"))
     png[16:24] = (2**31 - 1).to_bytes(4, "big") * 2  # width and height
     (place / "photos" / "train" / "ant" / "broken.png").write_bytes(png)
     words = ["--dataset_name", "image_folder", "--data_dir", place / "photos"]
-    line = refusal("main.py", *words, "--input_size", 12, "--model_name", place / "my.keras", "--logdir", place)
-    assert "broken.png" in line
+    images = data.load(DataSettings("image_folder", place / "photos"), 12, 4)
+    assert images.skipped_images == 1 and "broken.png" in capsys.readouterr().out
     run_data("show", *words, "--output", place / "shown")

@@ -21,7 +21,7 @@ from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.datasets.sources import DataSource, class_names
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
+from elastic_trainer.files import write_record
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.options import flag, flags_of, from_options, share
 from elastic_trainer.registry import (
@@ -128,7 +128,7 @@ def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it
     words = ["--train_type", "elastic_training_counted", "--logdir", str(tmp_path), "--run_name", "mine"]
     started = parse_training([*words, "--recipe", "robust"])
     assert started.config["train_type"] == "elastic_training_counted"
-    write_json(tmp_path / "mine" / CONFIG, started.config)
+    write_record(tmp_path / "mine" / CONFIG, started.config)
     assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_counted"
     monkeypatch.delitem(SCHEMES, "elastic_training_counted")
     with pytest.raises(UserError, match="--train_type: 'elastic_training_counted' is not one of"):

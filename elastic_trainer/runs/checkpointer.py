@@ -78,6 +78,7 @@ class Checkpointer(Listener):
         """Save a checkpoint now. Raises `UserError` if a weight is not finite: the last good checkpoint must stay."""
         history = self.trainer.history
         with history.clocks.paused("training"):
+            self._run.events.flush()
             self._run.checkpoints.save(history.step, self.trainer.state())
         self._last = time.monotonic()
 

@@ -74,6 +74,10 @@ class EventsWriter(Listener):
         if self._has_new_selection():
             self._draw_selections()
 
+    def flush(self) -> None:
+        """Write what there is so far: a checkpoint follows, and a continued run writes what comes after it."""
+        self._end_point()
+
     def finish(self) -> None:
         """Draw the map of all epochs, if the last epoch did not."""
         if not self._has_new_selection():

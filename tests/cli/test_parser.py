@@ -15,7 +15,7 @@ from elastic_trainer.cli.flags import main_parser
 from elastic_trainer.cli.parser import as_words
 from elastic_trainer.cli.train_command import parse_main, parse_training
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
+from elastic_trainer.files import write_record
 from elastic_trainer.networks.names import GLYPH_WEIGHTS
 from elastic_trainer.options import duration, duration_text
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
@@ -293,7 +293,7 @@ def test_a_resumed_run_may_save_or_export_what_it_did_not_before_and_the_reverse
     started, now, saves, exports, tmp_path
 ):
     before = parse_training([*started, "--logdir", str(tmp_path), "--run_name", "mine"])
-    write_json(tmp_path / "mine" / CONFIG, before.config)
+    write_record(tmp_path / "mine" / CONFIG, before.config)
     resumed = parse_training(["--resume", str(tmp_path / "mine"), *now])
     assert (resumed.training.save_model, resumed.run.export) == (saves, exports)
     assert first_change(resumed.config, before.config, FREE_ON_RESUME) is None

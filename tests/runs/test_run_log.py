@@ -11,6 +11,7 @@ from small_runs import rows_of, run
 
 import train
 from elastic_trainer.runs.history import History
+from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
@@ -19,7 +20,7 @@ from elastic_trainer.settings import Settings
 def test_finished_run_leaves_complete_records(tmp_path):
     settings = Settings(learning_rate=0.05, num_epochs=3, save_model=True)
     model, summary = run(tmp_path, train.full_training, settings)
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert read_summary(tmp_path) == summary
     times = {"train_seconds", "validation_seconds", "selection_seconds", "median_step_ms"}
     results = {"epochs", "best_accuracy", "final_accuracy", "peak_memory_mb", "energy_joules"}
     assert times | results | {"model_name", "dataset_name", "train_type", "rho", "seed"} <= set(summary)

@@ -41,17 +41,6 @@ def test_run_without_a_budget_has_no_time_over_full_and_does_not_mention_it(tmp_
     assert not any("full training" in line for line in result_lines(summary, tmp_path))
 
 
-def test_lines_on_a_run_of_the_first_version_lack_what_its_summary_lacks(tmp_path):
-    older = {key: value for key, value in results(100, 8.0).items() if "full" not in key and "planned" not in key}
-    del older["elapsed_seconds"], older["best_epoch"]
-    assert result_lines(older, tmp_path, 10.0)[1].startswith("time: 8s of the 10s allowed (training 8s)")
-    (tmp_path / "best.keras").touch()
-    older |= {"start_accuracy": 0.95, "starts_with_head": True}  # the best epoch was recorded alone
-    assert result_lines(older, tmp_path)[0] == (
-        f"accuracy 95.0% with the closed-form head: {tmp_path}/best.keras; after the last epoch: 90.0%"
-    )
-
-
 def history(*accuracies, start=None, saved=None):
     rows = [{"epoch": k, "test_accuracy": value} for k, value in enumerate(accuracies, 1)]
     rows = [{**row, "peak_memory_mb": None, "gpu_peak_memory_mb": None} for row in rows]

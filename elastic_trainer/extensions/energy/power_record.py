@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from elastic_trainer.errors import UserError
-from elastic_trainer.files import reading, write_csv, writing
+from elastic_trainer.files import trusting, write_csv, writing
 from elastic_trainer.runs.reader import METRICS, read_epochs, read_summary
 from elastic_trainer.runs.summary import update_summary
 
@@ -32,11 +32,10 @@ def add_power(folder: Path, record: Path) -> str:
     """
     times, watts = read_power(record)
     summary, rows = read_summary(folder), read_epochs(folder)
-    with reading(folder / METRICS):
-        steps = [int(row.get("step") or "") for row in rows]
-        seconds = [float(row.get("train_seconds") or "") for row in rows]
+    with trusting(folder / METRICS):
+        steps, seconds = [int(row["step"]) for row in rows], [float(row["train_seconds"]) for row in rows]
     try:
-        joules = integrate_power(times, watts, summary.get("training_spans") or [], seconds)
+        joules = integrate_power(times, watts, summary["training_spans"], seconds)
     except ValueError as error:
         if summary.get("energy_joules") is None:
             update_summary(folder, energy_missing=f"{record}: {error}")
@@ -118,10 +117,8 @@ def integrate_power(
     """Joules spent in training time up to each of `train_seconds`, ascending; the last is the end of the last span.
 
     Power in watts changes linearly between two readings, whose `times`, like the `spans` of training, are in seconds
-    since 1970. Raises `ValueError` if there are no spans, or if the readings do not cover them.
+    since 1970. Raises `ValueError` if the readings do not cover them.
     """
-    if not len(spans):
-        raise ValueError("cannot be used: the run did not record when it trained")
     starts, ends = np.array(spans, float).T
     if starts.min() < times[0] or ends.max() > times[-1]:
         raise ValueError("does not cover all of training")
