@@ -10,8 +10,6 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,7 @@ from elastic_trainer.cli.train_command import parse_main
 from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.machine import load_tensorflow, seconds_since_start
 from elastic_trainer.networks.names import is_custom_model
-from elastic_trainer.registry import AFTERWARDS, EXPORTERS, INSTEAD, SCHEMES
+from elastic_trainer.registry import EXPORTERS, SCHEMES
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, read_summary
@@ -44,11 +42,6 @@ def main() -> None:
         load_tensorflow()
         evaluate(command)
         return
-    for name, do in INSTEAD.items():
-        if command.options[name]:
-            load_tensorflow()
-            print(do(command.options[name]))
-            return
     for text in command.warnings:
         utils.warn(text)
     command = continued(command)
@@ -133,7 +126,6 @@ def train_run(command: TrainCommand, start: float | None = None) -> None:
             train.train(command.train_type, model, dataset, command.training, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(
-            *_afterwards(command, folder),
             lambda: _export_best(command, model, dataset.held_out or dataset, folder, log.trainer),
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, command.training.deadline),
@@ -197,7 +189,6 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
     utils.run_each(
-        *_afterwards(command, folder),
         lambda: _export_again(command, folder, summary.get("wall_seconds")),
         lambda: print(end=f"{folder} is finished: "),
         lambda: _report(folder, command.training.deadline),
@@ -219,16 +210,6 @@ def _export_again(command: TrainCommand, folder: Path, seconds: float | None) ->
 
 def _report(folder: Path, deadline: float | None) -> None:
     print(*result_lines(read_summary(folder), folder, deadline), sep="\n")
-
-
-def _afterwards(command: TrainCommand, folder: Path) -> Iterable[Callable[[], None]]:
-    """What flags of extensions ask for after training."""
-
-    def do(name: str) -> None:
-        load_tensorflow()
-        print(AFTERWARDS[name](folder, command.options[name]))
-
-    return [partial(do, name) for name in AFTERWARDS if command.options[name]]
 
 
 if __name__ == "__main__":

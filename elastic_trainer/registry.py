@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -119,15 +119,12 @@ SCHEMES: Registry[SchemeEntry] = Registry("--train_type")
 IMPORTANCES: Registry[ImportanceEntry] = Registry("importance")
 DATASETS: Registry[DatasetEntry] = Registry("--dataset_name")
 EXPORTERS: dict[str, Exporter] = {}
-# What else extensions add to main.py: flags, checks of all options by the names of those given, and energy meters.
+# What else extensions add to main.py: flags, checks of all options, and energy meters.
 FLAGS: dict[str, Flag] = {}
-CHECKS: list[Callable[[argparse.Namespace, Collection[str]], None]] = []
+CHECKS: list[Callable[[argparse.Namespace], None]] = []
 METERS: list[Callable[[], Any]] = []
-# What a flag of an extension asks for: something to do instead of training, and to print; another device's timing
-# table, made of this one's, the value and the batch size; something to do in a finished run's folder, and to print.
-INSTEAD: dict[str, Callable[[Any], str]] = {}
+# What a flag of an extension asks for: another device's timing table, made of this one's, the value and the batch size.
 RETIMED: dict[str, Callable[..., Any]] = {}
-AFTERWARDS: dict[str, Callable[[Path, Any], str]] = {}
 
 
 def users(registry: Registry[Any], flag: str) -> str:

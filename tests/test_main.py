@@ -19,7 +19,6 @@ from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.extensions.board.export import RECORD, check_folder
 from elastic_trainer.options import duration_text
-from elastic_trainer.registry import INSTEAD
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.summary import result_lines
@@ -74,15 +73,6 @@ def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that
     monkeypatch.setattr("sys.argv", words)
     main()
     assert f"{trained} is finished: accuracy" in capsys.readouterr().out
-
-
-def test_what_a_flag_of_an_extension_asks_for_is_done_instead_of_training(tmp_path, monkeypatch, capsys):
-    weights = tmp_path / "weights.npz"
-    weights.touch()
-    monkeypatch.setitem(INSTEAD, "load_board", lambda path: f"loaded {path}")
-    monkeypatch.setattr("sys.argv", ["main.py", "--load_board", str(weights)])
-    main()
-    assert capsys.readouterr().out == f"loaded {weights}\n"
 
 
 def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, monkeypatch):
@@ -219,21 +209,6 @@ def test_images_that_a_model_was_trained_on_do_not_test_it(photos, trained, caps
     shutil.copytree(photos / "train", photos / "test")
     with pytest.raises(UserError, match=r"trained on all 12 test images"):
         load_to_evaluate(parse_evaluation(["--evaluate", str(photos.parent / "second"), "--data_dir", str(photos)]))
-
-
-def test_steps_after_training_do_not_cancel_each_other(photos, capsys):
-    record = photos.parent / "power.csv"
-    record.write_text("time,watts\n")
-    with pytest.raises(SystemExit) as stopped:
-        train(photos, "--power_csv", record, "--export", "tflite")
-    assert stopped.value.code == 2
-    captured = capsys.readouterr()
-    [line] = [line for line in captured.err.splitlines() if "error: " in line]
-    assert f"--power_csv {record}: " in line
-    accuracy, spent, further = captured.out.splitlines()[-3:]
-    assert accuracy.startswith("accuracy ") and f"{photos.parent}/mine/best.keras" in accuracy
-    assert spent.startswith("time: ") and further.startswith("next: python main.py --evaluate ")
-    assert {"model.tflite", "summary.json"} <= {path.name for path in (photos.parent / "mine").iterdir()}
 
 
 def test_summary_says_when_a_person_saw_what(photos, capsys):

@@ -47,7 +47,7 @@ def parse_training(words: Sequence[str], chosen: Sequence[str] = ()) -> TrainCom
     args.train_type = args.train_type or recipe_settings(args)["train_type"]
     check_exclusions(args, TRAINING)
     for check in CHECKS:
-        check(args, given)
+        check(args)
     _keep_model_to_export(args, given)
     unset = {name for name, value in vars(args).items() if value is None}
     fill_in_defaults(args)

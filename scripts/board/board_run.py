@@ -257,6 +257,6 @@ class Run:
         if not is_early:
             self.path.unlink()
         print(f"{self.output}: accuracy {result['best_accuracy']:.1%} on {count} photos, ", end="")
-        print(f"{result['seconds']:.0f} s, {result['peak_memory_mb']:.0f} MB; main.py --load_board takes weights.npz")
+        print(f"{result['seconds']:.0f} s, {result['peak_memory_mb']:.0f} MB; scripts/board/load.py takes weights.npz")
         if is_early:
             print(f"the deadline ended it after {state['step']} of {state['planned']} steps; continue with --resume")

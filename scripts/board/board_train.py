@@ -6,7 +6,7 @@
     python3 board_train.py --profile                 # measure this board, which needs no photos
 
 The files beside this one are from `main.py --export train_tflite` or `train_graph`. The output folder gets
-model.tflite, which predicts on the board, and weights.npz, which `main.py --load_board` turns into a Keras model. See
+model.tflite, which predicts on the board, and weights.npz, which `scripts/board/load.py` turns into a Keras model. See
 docs/small_boards.md.
 """
 

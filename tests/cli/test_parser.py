@@ -88,8 +88,6 @@ CUB = "caltech_birds2011"
         ("--deterministic --deadline 9", "--deterministic: cannot be combined with --deadline, which depends on the"),
         ("--train_type prunetrain --micro_batch 4", "--micro_batch: cannot be combined with --train_type prunetrain"),
         ("--export tflite --save_model False", "--export tflite: needs the best model; leave out --save_model False"),
-        ("--power_csv no/such.csv", r"--power_csv no/such\.csv: cannot be read: No such file"),
-        ("--power_csv /", "--power_csv /: cannot be read: Is a directory"),
         ("--board_times times.json", "--board_times: works only with --plan or --export train_tflite"),
         ("--board_times none.json --plan", "--board_times none.json: there is no such file; give the times.json of"),
         (
@@ -272,11 +270,6 @@ def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path):
     assert isinstance(command, TrainCommand) and command.run.folder == folder
     [line] = command.warnings  # nothing on --rho, which was not given now
     assert "--run_name: no effect here, only for runs that --resume DIR does not" in line
-
-
-def test_record_of_power_that_is_gone_does_not_hinder_a_run_from_continuing(tmp_path):
-    folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--power_csv", "gone.csv"])
-    assert isinstance(parse_main(["--resume", str(folder)]), TrainCommand)
 
 
 @pytest.mark.parametrize(

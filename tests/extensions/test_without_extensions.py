@@ -53,7 +53,7 @@ sys.argv = ["main.py", "--resume", "logs/tiny"]
 main.main()
 print("2", line_of("--train_type", "prunetrain"))
 print("3", line_of("--export", "train_tflite"))
-print("4", line_of("--power_csv", "power.csv"))
+print("4", line_of("--export_rho", "0.3"))
 print([name for name in sys.modules if "extensions." in name])
 """
 
@@ -73,7 +73,7 @@ def test_without_extensions_the_rest_imports_trains_resumes_and_exports(tmp_path
     assert "stopped after step 2 of 3" in said["1"]
     assert "--train_type: 'prunetrain' is not one of full_training" in said["2"]
     assert "--export: 'train_tflite' is not one of tflite" in said["3"]
-    assert "--power_csv: there is no such flag" in said["4"]
+    assert "--export_rho: there is no such flag" in said["4"]
     assert (tmp_path / "logs" / "tiny" / "model.tflite").is_file() and lines[-1] == "[]"
 
 

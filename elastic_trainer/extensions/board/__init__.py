@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_trainer.errors import UserError
 from elastic_trainer.options import flag, flags_of, shares
-from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, INSTEAD, RETIMED, SCHEMES, Exporter, Lazy
+from elastic_trainer.registry import CHECKS, EXPORTERS, FLAGS, RETIMED, SCHEMES, Exporter, Lazy
 
 EXPORTS = ("train_tflite", "train_graph")
 EXCLUDED = (  # flags that the export excludes, and why
@@ -30,19 +29,11 @@ class BoardFlags:
     board_times: Path | None = flag(None, "Output", Path, "FILE", is_free=True, help=(
         "with `--plan` or an export for a board: the times.json that a board measured; rho and the plan are then "
         "those [of the board](small_boards.md#times-of-the-board)"))
-    load_board: Path | None = flag(None, "Output", Path, "FILE", is_free=True, help=(
-        "do not train; make a `.keras` and a `.tflite` file from the weights.npz of [a board](small_boards.md)"))
 # fmt: on
 
 
-def check(args: argparse.Namespace, given: Collection[str]) -> None:
+def check(args: argparse.Namespace) -> None:
     """Raise `UserError` for options that a board excludes, or that its flags need."""
-    if args.load_board is not None:
-        others = {*given} - {"load_board"}
-        if others:
-            raise UserError(f"--{min(others)}: cannot be combined with --load_board; leave it out")
-        if not args.load_board.is_file():
-            raise UserError(f"--load_board {args.load_board}: there is no such file; give the weights.npz of a board")
     is_exported, is_elastic = args.export in EXPORTS, SCHEMES[args.train_type].is_elastic
     if args.export_rho and not is_exported:
         raise UserError(f"--export_rho: works only with --export {' or '.join(EXPORTS)}; leave it out")
@@ -76,5 +67,4 @@ for name, written in zip(EXPORTS, ("train.tflite", "train.pb"), strict=True):
         is_untrained=True,
         check=Lazy("elastic_trainer.extensions.board.export:check_export"),
     )
-INSTEAD["load_board"] = Lazy("elastic_trainer.extensions.board.export:load_board")
 RETIMED["board_times"] = Lazy("elastic_trainer.extensions.board.export:board_table")

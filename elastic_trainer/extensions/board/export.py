@@ -5,7 +5,7 @@ train.pb           the same for TensorFlow 2.6 or later; only of `train_graph`
 inference.tflite   one image -> logits; the board writes its weights into a copy of it
 board.json         what they contain: classes, recipe, selections, variables, places of the arrays
 board_train.py     trains; needs NumPy, Pillow, ai-edge-litert or TensorFlow, and the other board_*.py beside it
-start.keras        the network with the weights that training starts from, for `main.py --load_board`
+start.keras        the network with the weights that training starts from, for scripts/board/load.py
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def export_training(
         f"copy the folder to the board, then: pip install {packages}; python3 {SCRIPT} --data_dir PHOTOS",
     ]
     if inference is None:
-        notes.append(f"the board cannot write {INFERENCE}; main.py --load_board makes one from the weights it trained")
+        notes.append(f"the board cannot write {INFERENCE}; scripts/board/load.py makes one from the weights it trained")
     return "\n".join(notes)
 
 
@@ -280,17 +280,17 @@ def load_board(weights: Path) -> str:
     """
     folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
     if folder is None or not (folder / START).is_file():
-        raise UserError(f"--load_board {weights}: needs {START} and {RECORD} beside it, or in the folder above")
+        raise UserError(f"{weights}: needs {START} and {RECORD} beside it, or in the folder above")
     with files.trusting(folder / RECORD):
         record = json.loads((folder / RECORD).read_bytes())
         if record["format"] != FORMAT or record["digest"] != digests.record_digest(record):
             raise ValueError
-    model = load_model(folder / START, "--load_board")
+    model = load_model(folder / START, str(weights))
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
     unknown = {*record["variables"]} - {*variables}
     if unknown:
         raise UserError(f"{folder / RECORD}: variables: the network of {START} has no {min(unknown)}; copy both again")
-    with files.reading(f"--load_board {weights}"):
+    with files.reading(f"{weights}"):
         try:
             with np.load(weights) as file:
                 if str(file["id"]) != record["id"]:
@@ -299,7 +299,7 @@ def load_board(weights: Path) -> str:
                     variables[name].assign(file[f"weights_{index}"])
         except (KeyError, EOFError, zipfile.BadZipFile, zlib.error, UnpicklingError, NotImplementedError) as error:
             raise ValueError("is damaged, or no weights.npz of a board; copy it again") from error
-    check_finite(model, f"--load_board {weights}")
+    check_finite(model, f"{weights}")
     with files.atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)
     with files.atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:

@@ -88,11 +88,11 @@ class EnergyMeter:
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     """The meter of this machine's sensors, of which `root` contains sys; `failure` says why there are none."""
-    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); give --power_csv"
+    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); use scripts/energy.py"
     try:
         board, gpus = _jetson(root), [*_nvml()]
         if not board and not gpus and has_gpu():
-            why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later); give --power_csv"
+            why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later)"
         elif sensors := board or [*_rapl(root), *gpus]:
             return EnergyMeter(sensors)
     except PermissionError as error:

@@ -39,7 +39,7 @@ def add_power(folder: Path, record: Path) -> str:
     except ValueError as error:
         if summary.get("energy_joules") is None:
             update_summary(folder, energy_missing=f"{record}: {error}")
-        raise UserError(f"--power_csv {record}: {error}; give the record made during this run") from error
+        raise UserError(f"{record}: {error}; give the record made during this run") from error
     for row, value in zip(rows, joules, strict=True):
         row["energy_joules"] = str(value)
     _write_curve(folder, steps, joules)
@@ -67,17 +67,9 @@ def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
     """Times (s since 1970) and watts in an external meter's CSV file, see `add_power`, in order of time."""
     readings = [_reading(record, number, line) for number, line in _lines(record)]
     if len(readings) < 2:
-        raise UserError(
-            f"--power_csv {record}: needs at least two readings; give a header line, then time and watts in each line"
-        )
+        raise UserError(f"{record}: needs at least two readings; give a header line, then time and watts in each line")
     times, watts = np.array(sorted(readings)).T
     return times, watts
-
-
-def check_growing(record: Path) -> None:
-    """Raise `UserError` if `record`, which a meter may be writing now, cannot be read or has a wrong line."""
-    for number, line in _lines(record)[:-1]:  # the last one may be incomplete
-        _reading(record, number, line)
 
 
 def _lines(record: Path) -> list[tuple[int, list[str]]]:
@@ -86,7 +78,7 @@ def _lines(record: Path) -> list[tuple[int, list[str]]]:
         with record.open(newline="", encoding="utf-8-sig") as file:
             return [(number, line) for number, line in enumerate(csv.reader(file), 1) if number > 1 and line]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"--power_csv {record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"{record}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _date(text: str) -> datetime:
@@ -105,7 +97,7 @@ def _reading(record: Path, number: int, line: Sequence[str]) -> tuple[float, flo
         when = float(line[0])
     if not (math.isfinite(when) and 0 <= watts <= MAX_WATTS):
         raise UserError(
-            f"--power_csv {record}: line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a "
+            f"{record}: line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a "
             f"comma, and watts from 0 to {MAX_WATTS:,}"
         )
     return when, watts
