@@ -35,7 +35,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trusting(path: Path) -> Iterator[None]:
+def trusting(path: Path, advice: str = "delete it") -> Iterator[None]:
     """What goes wrong while a file of our own is read in this block becomes a `UserError` that names it.
 
     Such a file was written atomically, and nobody edits it. So it is not checked field by field.
@@ -45,7 +45,7 @@ def trusting(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error, RecursionError) as error:
-        raise UserError(f"{path}: is damaged or of another version; delete it") from error
+        raise UserError(f"{path}: is damaged or of another version; {advice}") from error
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -17,7 +17,11 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 TF_CPP_MIN_LOG_LEVEL
 if [[ ${1:-} == --tests ]]; then
   exec "$python" -m pytest examples/fleet/tests "${@:2}"
 fi
+export FLWR_LOCAL_CONTROL_API_PORT=39193 FLWR_LOCAL_RUNTIME_API_PORT=39191  # a server of our own
 mkdir -p "$FLWR_HOME"
-trap 'pkill -f "$FLWR_HOME" || true' EXIT  # Flower leaves its server running
+touch "$FLWR_HOME/started"
+trap 'pkill -f "flower-superlink.*$FLWR_HOME" || true' EXIT  # Flower leaves its server running
 flwr run examples/fleet --stream --run-config "output='$PWD/logs/fleet'" \
   --federation-config "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2" "$@"
+# Flower's exit status does not say whether the run has failed.
+[[ -n $(find logs/fleet -name model.keras -newer "$FLWR_HOME/started") ]] || { echo "the run has no model" >&2; exit 1; }

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_trainer.registry import DATASETS
 from elastic_trainer.settings import MAIN_FLAGS
-
-if TYPE_CHECKING:
-    pass
 
 # Options that may change when a run continues.
 FREE_ON_RESUME = {"command", *(name for name, flag in MAIN_FLAGS.items() if flag.is_free)}

@@ -84,7 +84,7 @@ def test_resumed_run_ends_with_the_weights_tables_and_events_of_an_uninterrupted
 
 
 def check_events(expected, found):
-    """Curves have no gap. What was written after a checkpoint is there twice; TensorBoard shows the later one."""
+    """Curves have no gap; what was written after a checkpoint is there twice."""
     assert set(expected) <= set(found)
     for tag in expected:
         if tag.startswith(("test/", "selection/", "budget/")):

@@ -281,7 +281,7 @@ def load_board(weights: Path) -> str:
     folder = next((each for each in (weights.parent, weights.parent.parent) if (each / RECORD).is_file()), None)
     if folder is None or not (folder / START).is_file():
         raise UserError(f"{weights}: needs {START} and {RECORD} beside it, or in the folder above")
-    with files.trusting(folder / RECORD):
+    with files.trusting(folder / RECORD, "copy the folder of the export again"):
         record = json.loads((folder / RECORD).read_bytes())
         if record["format"] != FORMAT or record["digest"] != digests.record_digest(record):
             raise ValueError
@@ -317,7 +317,7 @@ def board_table(table: TimingTable, path: Path, batch_size: int) -> TimingTable:
     nothing. Steps on a board start from features. What the board takes for features is not in the table, nor is its
     memory. Raises `UserError` if the file is damaged, or is of another network or batch size.
     """
-    with files.trusting(path):
+    with files.trusting(path, "measure again on the board"):
         record = json.loads(path.read_bytes())
         times = [({*one["tensors"]}, float(one["step_ms"])) for one in record["selections"]]
         if not times or min(ms for _, ms in times) <= 0:

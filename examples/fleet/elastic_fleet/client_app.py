@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -25,18 +24,12 @@ def _board(message: Message, context: Context) -> tuple[dict[str, Any], Any, tas
     return config, model, task.load_photos(config)
 
 
-def _train(config: dict[str, Any], model: Any, photos: task.Photos, number: int) -> task.Trained:
-    """Round `number`, from 1; the learning rate falls by a cosine."""
-    rate = float(config["learning-rate"]) * 0.5 * (1 + math.cos(math.pi * (number - 1) / int(config["rounds"])))
-    rho, seconds, size = float(config["rho"]), float(config["seconds"]), int(config["batch-size"])
-    return task.train(model, photos, rho, seconds, rate, size, verbose=int("partition-id" not in config))
-
-
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """A round; the reply has the tensors that have trained."""
     number = int(message.content.config_records[CONFIG]["server-round"])
-    trained, metrics = _train(*_board(message, context), number)
+    config, model, photos = _board(message, context)
+    trained, metrics = task.train(model, photos, config, number)
     return Message(RecordDict({ARRAYS: to_record(trained), METRICS: MetricRecord(metrics)}), reply_to=message)
 
 
@@ -62,6 +55,7 @@ def alone(message: Message, context: Context) -> Message:
     config, model, photos = _board(message, context)
     task.set_arrays(model, task.with_head(task.get_arrays(model), task.feature_sums(model, photos)))
     for number in range(1, int(config["rounds"]) + 1):
-        _train(config, model, photos, number)
-    metrics = task.evaluate(model, *task.all_test_digits(config))
+        task.train(model, photos, config, number)
+    everything = task.load_photos({**config, "partition-id": 0, "num-partitions": 1})
+    metrics = task.evaluate(model, everything.test_x, everything.test_y)
     return Message(RecordDict({METRICS: MetricRecord(metrics)}), reply_to=message)

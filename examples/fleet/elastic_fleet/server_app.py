@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,21 @@ def main(grid: Grid, context: Context) -> None:
     strategy.start(grid, initial, num_rounds=int(config["rounds"]), timeout=timeout)
     arrays, tested = strategy.best
     if not tested:
-        raise RuntimeError("no board has answered; see the log for the reasons")
+        raise RuntimeError("no board has tested a model; see the log for the reasons")
     task.set_arrays(model, arrays)
     _write(folder / "model.keras", model.save)
-    _write(folder / "rounds.csv", lambda path: _write_table(path, strategy.rounds))
+    lines = [",".join(map(str, row)) for row in ([*strategy.rounds[0]], *(one.values() for one in strategy.rounds))]
+    _write(folder / "rounds.csv", lambda path: path.write_text("\n".join(lines) + "\n"))
     _write(folder / "accuracy.png", lambda path: _draw(path, strategy.rounds))
-    first, count = strategy.rounds[0]["accuracy"], int(config["rounds"])
-    print(f"round 0: accuracy {first:.1%}; the best model of {count} rounds: {tested['accuracy']:.1%}")
+    first, count = strategy.rounds[0], int(config["rounds"])
+    best = [one for one in strategy.rounds if one["kept"]][-1]["accuracy"]
+    print(f"round {first['round']}: accuracy {first['accuracy']:.1%}; the best model of {count} rounds: {best:.1%}")
     if config["compare"] and not config["classes"]:
         messages = [Message(RecordDict({ARRAYS: initial}), node, "query.alone") for node in grid.get_node_ids()]
         replies = [one for one in grid.send_and_receive(messages, timeout=timeout * count) if not one.has_error()]
         alone = sorted(float(one.content.metric_records[METRICS]["accuracy"]) for one in replies)
-        print(f"{len(alone)} boards alone: {alone[0]:.1%} to {alone[-1]:.1%}")
+        if alone:
+            print(f"{len(alone)} boards alone: {alone[0]:.1%} to {alone[-1]:.1%}")
     print(f"results: {folder}", flush=True)
 
 
@@ -51,13 +53,6 @@ def _write(path: Path, write: Any) -> None:
     temporary = path.with_name(f"part_{path.name}")
     write(temporary)
     temporary.replace(path)
-
-
-def _write_table(path: Path, rounds: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [*rounds[0]])
-        writer.writeheader()
-        writer.writerows(rounds)
 
 
 def _draw(path: Path, rounds: list[dict[str, Any]]) -> None:

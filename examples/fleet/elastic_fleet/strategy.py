@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from elastic_trainer import FeatureSums
 
 ARRAYS, CONFIG, METRICS, IMAGES = "arrays", "config", "metrics", "num-examples"
-SUMS = "counts", "means", "within"
+SUMS, MOST = ("counts", "means", "within"), 1e7  # images of a board
 log = getLogger("flwr").log
 Arrays = Mapping[str, np.ndarray]
 T = TypeVar("T")
@@ -24,36 +24,43 @@ class ElasticAverage(Strategy):
     """Each tensor becomes the mean of those boards that trained it, weighted by their images.
 
     Before the first round, the head is fitted in closed form to sums of features that the boards send. A round that
-    made the model worse, by the accuracy and then the loss on the boards' test images, is dropped. A reply that is
-    late, or cannot be, is left out with one line in the log.
+    did not make the model better, by the accuracy and then the loss on the test images of the boards that tested both,
+    is dropped. A reply that is late, or cannot be, is left out with one line in the log.
 
     Args:
-        with_head: of the arrays and sums of features, the arrays with a new head.
+        with_head: of the arrays and sums of features, the arrays with a new head: kernel and bias, the last two.
 
     Attributes:
-        best: arrays of the best model so far, and its number of images, loss and accuracy.
+        best: arrays of the best model so far; by board, its number of test images, loss and accuracy.
+        rounds: a row each, with the means over the boards.
     """
 
     def __init__(self, with_head: Callable[[dict[str, np.ndarray], FeatureSums], Arrays]) -> None:
         self._with_head = with_head
-        self._asked = set[int]()
+        self._asked, self._timeout = set[int](), 3600.0
         self.candidate: Arrays = {}  # of the present round
-        self.best: tuple[Arrays, Mapping[str, Any]] = {}, {}
+        self.best: tuple[Arrays, dict[int, list[float]]] = {}, {}
         self.rounds: list[dict[str, Any]] = []
 
     def summary(self) -> None:
         log(INFO, "ElasticAverage: each tensor is the mean of the boards that trained it")
 
-    def start(self, grid: Grid, initial_arrays: ArrayRecord, *args: Any, timeout: float = 3600, **named: Any) -> Result:
+    def start(
+        self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, **more: Any
+    ) -> Result:
         """Fit the head (round 0), then train as `Strategy.start` does."""
-        before = from_record(initial_arrays)
-        content = RecordDict({ARRAYS: initial_arrays})
-        replies = self._ask(grid, content, "query", timeout)
-        sums = self._parsed(replies, "round 0", lambda reply: _sums(reply, before))
-        self.candidate = self._with_head({**before}, FeatureSums.together(sums)) if sums else before
-        replies = self._ask(grid, RecordDict({ARRAYS: to_record(self.candidate)}), "evaluate", timeout)
+        self.candidate, self._timeout = from_record(initial_arrays), timeout
+        replies = self._ask(grid, RecordDict({ARRAYS: initial_arrays}), "query")
+        sums = self._parsed(replies, "round 0", lambda reply: _sums(reply, self.candidate))
+        with np.errstate(all="ignore"):
+            found = self._with_head({**self.candidate}, FeatureSums.together([*sums.values()])) if sums else {}
+        if found and all(np.isfinite(array).all() for array in found.values()):
+            self.candidate = found
+        else:
+            log(WARNING, "round 0: the boards' sums give no head")
+        replies = self._ask(grid, RecordDict({ARRAYS: to_record(self.candidate)}), "evaluate")
         self.aggregate_evaluate(0, replies)
-        return super().start(grid, to_record(self.candidate), *args, timeout=timeout, **named)
+        return super().start(grid, to_record(self.candidate), num_rounds, timeout, **more)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -67,7 +74,7 @@ class ElasticAverage(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         before = self.best[0] or self.candidate
-        updates = self._parsed(replies, f"round {server_round}", lambda reply: _update(reply, before))
+        updates = self._parsed(replies, f"round {server_round}", lambda reply: _update(reply, before)).values()
         self.candidate = average(before, updates)
         return to_record(self.candidate), MetricRecord({"boards": len(updates)})
 
@@ -78,43 +85,47 @@ class ElasticAverage(Strategy):
         return self._messages(grid, RecordDict({ARRAYS: arrays}), "evaluate")
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        found = self._parsed(replies, f"round {server_round}, test", _tested)
+        found, (_, best) = self._parsed(replies, f"round {server_round}, test", _tested), self.best
         if not found:
             return None
-        images, *measures = np.array(found).T
-        loss, accuracy = (float(np.average(values, weights=images)) for values in measures)
-        tested = {IMAGES: int(images.sum()), "loss": loss, "accuracy": accuracy}
-        is_better = not self.best[1] or (accuracy, -loss) > (self.best[1]["accuracy"], -self.best[1]["loss"])
+        both = [node for node in found if node in best]
+        is_better = not both or _mean(found, both) > _mean(best, both)
         if is_better:
-            self.best = self.candidate, tested
+            self.best = self.candidate, found
         else:
-            log(INFO, "round %s made the model worse and is dropped", server_round)
+            log(INFO, "round %s did not make the model better and is dropped", server_round)
+        accuracy, negative = _mean(found, found)
+        images = int(sum(images for images, *_ in found.values()))
+        tested = {IMAGES: images, "loss": -negative, "accuracy": accuracy}
         self.rounds.append({"round": server_round, "boards": len(found), **tested, "kept": is_better})
         return MetricRecord(tested)
 
     def _messages(self, grid: Grid, content: RecordDict, kind: str) -> list[Message]:
         self._asked = {*grid.get_node_ids()}
-        return [Message(content, node, kind) for node in self._asked]
+        return [Message(content, node, kind, ttl=self._timeout) for node in self._asked]
 
-    def _ask(self, grid: Grid, content: RecordDict, kind: str, timeout: float) -> Iterable[Message]:
-        return grid.send_and_receive(self._messages(grid, content, kind), timeout=timeout)
+    def _ask(self, grid: Grid, content: RecordDict, kind: str) -> Iterable[Message]:
+        return grid.send_and_receive(self._messages(grid, content, kind), timeout=self._timeout)
 
-    def _parsed(self, replies: Iterable[Message], what: str, parse: Callable[[RecordDict], T]) -> list[T]:
-        """What the replies say, and a line for each board that has sent none, or one that cannot be."""
-        found: list[T] = []
+    def _parsed(self, replies: Iterable[Message], what: str, parse: Callable[[RecordDict], T]) -> dict[int, T]:
+        """What the replies say, by board, and a line for each board that has sent none, or one that cannot be."""
+        found: dict[int, T] = {}
         reasons: dict[int, str | None] = dict.fromkeys(self._asked, "it has gone, or was too late")
         for reply in replies:
             node = reply.metadata.src_node_id
             if node not in reasons:  # the server's own, for a board that has gone
                 continue
-            reasons[node] = reply.error.reason if reply.has_error() else None
+            if reply.has_error():
+                reasons[node] = reply.error.reason or f"error {reply.error.code}"
+                continue
             try:
-                found += [] if reply.has_error() else [parse(reply.content)]
-            except (KeyError, TypeError, ValueError) as error:
+                found[node], reasons[node] = parse(reply.content), None
+            except Exception as error:  # a board may send anything
                 reasons[node] = f"{type(error).__name__}: {error}"
         for node, why in reasons.items():
             if why is not None:
-                log(WARNING, "%s: board %s is left out: %s", what, node, " ".join(str(why).split())[:200])
+                line = "".join(letter if letter.isprintable() else " " for letter in why)[:200]
+                log(WARNING, "%s: board %s is left out: %s", what, node, line)
         return found
 
 
@@ -142,41 +153,49 @@ def from_record(record: ArrayRecord) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def _number(metrics: Mapping[str, Any], name: str, lowest: float = 0.0) -> float:
+def _mean(tested: Mapping[int, list[float]], nodes: Iterable[int]) -> tuple[float, float]:
+    """Accuracy, and loss with a minus, over the test images of these boards."""
+    images, loss, accuracy = np.array([tested[node] for node in nodes]).T
+    return float(np.average(accuracy, weights=images)), -float(np.average(loss, weights=images))
+
+
+def _number(metrics: Mapping[str, Any], name: str, lowest: float, highest: float) -> float:
     value = metrics[name]
-    if not isinstance(value, int | float) or not lowest <= value < 1e12:
+    if not isinstance(value, int | float) or not lowest <= value <= highest:
         raise ValueError(f"its {name} is {value}")
     return float(value)
 
 
-def _checked(arrays: Arrays, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Raises `ValueError` for a name, a shape or a value that cannot be."""
-    for name, array in arrays.items():
+def _checked(record: ArrayRecord, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """The arrays of a reply in float32. Raises `ValueError` for a name, a shape or a value that cannot be."""
+    found = {}
+    for name, sent in record.items():
         if name not in shapes:
             raise ValueError(f"it sent '{name[:60]}', which the network does not have")
-        if array.shape != shapes[name]:
-            raise ValueError(f"{name} has the shape {array.shape} instead of {shapes[name]}")
-        if array.dtype.kind not in "fi" or not np.isfinite(array).all():
+        if tuple(sent.shape) != shapes[name]:
+            raise ValueError(f"{name} has the shape {sent.shape} instead of {shapes[name]}")
+        with np.errstate(over="ignore"):
+            found[name] = sent.numpy().astype(np.float32)
+        if found[name].shape != shapes[name] or not np.isfinite(found[name]).all():
             raise ValueError(f"{name} has values that are no finite numbers")
-    return arrays
+    return found
 
 
 def _update(content: RecordDict, before: Arrays) -> tuple[Arrays, float]:
     shapes = {name: array.shape for name, array in before.items()}
-    arrays = _checked(from_record(content.array_records[ARRAYS]), shapes)
-    return arrays, _number(content.metric_records[METRICS], IMAGES, 1)
+    return _checked(content.array_records[ARRAYS], shapes), _number(content.metric_records[METRICS], IMAGES, 1, MOST)
 
 
 def _tested(content: RecordDict) -> list[float]:
     metrics = content.metric_records[METRICS]
-    return [_number(metrics, IMAGES, 1), _number(metrics, "loss"), _number(metrics, "accuracy")]
+    return [_number(metrics, IMAGES, 1, MOST), _number(metrics, "loss", 0, 1e6), _number(metrics, "accuracy", 0, 1)]
 
 
 def _sums(content: RecordDict, before: Arrays) -> FeatureSums:
     features, classes = [*before.values()][-2].shape  # the kernel of the head
     shapes = dict(zip(SUMS, ((classes,), (classes, features), (features, features)), strict=True))
-    arrays = _checked(from_record(content.array_records[ARRAYS]), shapes)
+    arrays = _checked(content.array_records[ARRAYS], shapes)
     counts, means, within = (arrays[name] for name in SUMS)
-    if (counts < 0).any() or not 1 <= counts.sum() < 1e12:
+    if (counts < 0).any() or not 1 <= counts.sum() <= MOST:
         raise ValueError("its numbers of images cannot be")
-    return FeatureSums(counts.astype(np.int64), means, within)
+    return FeatureSums(counts.astype(np.int64), means.astype(np.float64), within)

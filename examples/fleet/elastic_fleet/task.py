@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,33 +36,23 @@ def class_names(config: Mapping[str, Any]) -> list[str]:
     return [name.strip() for name in config["classes"].split(",") if name.strip()] or [*"0123456789"]
 
 
-# --- photos -----------------------------------------------------------------------------------------------------------
-
-
 def load_photos(config: Mapping[str, Any]) -> Photos:
     """The photos of a board: those in the folder `data`, with one subfolder a class, or its part of the digits.
 
     Raises:
-        ValueError: the folder has a class that the fleet does not know, or no photo.
+        ValueError: there is no folder, or it has a class that the fleet does not know, or too few photos.
     """
     size = int(config["image-size"])
     if "data" in config:
-        x, y = _read_folder(Path(str(config["data"])), class_names(config), size)
-        order = np.random.default_rng(0).permutation(len(y))
-        test, train = np.split(order, [math.ceil(len(y) / HELD_OUT)])
-        return Photos(x[train], y[train], x[test], y[test])
+        return _read_folder(Path(str(config["data"])), class_names(config), size)
+    if config["classes"]:
+        raise ValueError("--node-config: needs data, the folder of this board's photos")
     x, y = _digits(size)
     is_test = np.arange(len(y)) % HELD_OUT == 0
     parts, place = int(config.get("num-partitions", 1)), int(config.get("partition-id", 0))
     train = np.flatnonzero(~is_test)[split(y[~is_test], parts, float(config["uneven"]))[place]]
     test = np.flatnonzero(is_test)[place::parts]
     return Photos(x[train], y[train], x[test], y[test])
-
-
-def all_test_digits(config: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Those of all boards of a simulation."""
-    x, y = _digits(int(config["image-size"]))
-    return x[::HELD_OUT], y[::HELD_OUT]
 
 
 def split(labels: np.ndarray, parts: int, concentration: float) -> list[np.ndarray]:
@@ -85,22 +77,25 @@ def _digits(size: int) -> tuple[np.ndarray, np.ndarray]:
     return pixels.astype(np.uint8), digits.target
 
 
-def _read_folder(folder: Path, names: list[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_folder(folder: Path, names: list[str], size: int) -> Photos:
+    """By its name, a photo is for testing or not, whatever else comes into the folder. Unreadable ones are left out."""
     unknown = [place.name for place in folder.iterdir() if place.is_dir() and place.name not in names]
     if unknown:
-        raise ValueError(f"data={folder}: the fleet has no class '{unknown[0]}'; its classes are {', '.join(names)}")
-    kinds = (".jpg", ".jpeg", ".png", ".bmp")
-    files = [(path, k) for k, name in enumerate(names) for path in sorted((folder / name).glob("*"))]
-    files = [(path, k) for path, k in files if path.suffix.lower() in kinds]
-    if len(files) < HELD_OUT:
-        raise ValueError(
-            f"data={folder}: has {len(files)} photos in folders of classes; {HELD_OUT} are needed at least"
-        )
-    images = [keras.utils.img_to_array(keras.utils.load_img(path, target_size=(size, size))) for path, _ in files]
-    return np.stack(images).astype(np.uint8), np.array([k for _, k in files])
-
-
-# --- the network ------------------------------------------------------------------------------------------------------
+        raise ValueError(f"data: the fleet has no class '{unknown[0]}'; its classes are {', '.join(names)}")
+    parts: tuple[list[tuple[np.ndarray, int]], ...] = ([], [])
+    for label, name in enumerate(names):
+        for path in sorted((folder / name).glob("*")):
+            try:
+                image = keras.utils.load_img(path, target_size=(size, size))
+            except OSError as error:
+                print(f"{path}: is left out: {error}", flush=True)
+                continue
+            is_test = zlib.crc32(os.fsencode(path.name)) % HELD_OUT == 0
+            parts[is_test].append((keras.utils.img_to_array(image).astype(np.uint8), label))
+    if not all(parts):
+        raise ValueError(f"data: has {len(parts[0])} photos to train on and {len(parts[1])} to test on; give more")
+    (x, y), (test_x, test_y) = (zip(*part, strict=True) for part in parts)
+    return Photos(np.stack(x), np.array(y), np.stack(test_x), np.array(test_y))
 
 
 def make_network(config: Mapping[str, Any]) -> keras.Model:
@@ -146,9 +141,6 @@ def set_arrays(model: keras.Model, arrays: Mapping[str, np.ndarray]) -> None:
         tensor.assign(arrays[f"{k:03d}/{tensor.name}"])
 
 
-# --- what a board does ------------------------------------------------------------------------------------------------
-
-
 class _Clock(keras.callbacks.Callback):
     """Ends training so many seconds after its first step, which includes compiling."""
 
@@ -164,29 +156,22 @@ class _Clock(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def train(
-    model: keras.Model,
-    photos: Photos,
-    rho: float,
-    seconds: float,
-    rate: float,
-    batch_size: int,
-    verbose: int = 1,
-) -> Trained:
-    """Train what a step of `rho` of a full one allows, by this board's own timing table, for `seconds`.
+def train(model: keras.Model, photos: Photos, config: Mapping[str, Any], number: int) -> Trained:
+    """Round `number`, from 1: train what a step of `rho` of a full one allows, by this board's own timing table.
 
-    The table is measured once, and kept in ~/.cache/elastic_trainer.
-
-    Returns:
-        The tensors that have trained, and the number of photos, steps, and the loss.
+    It takes `seconds`. The learning rate falls by a cosine over the rounds. The table is measured once, if `rho` is
+    below 1, and kept in ~/.cache/elastic_trainer. Returns the tensors that have trained, and the number of photos,
+    steps, and the loss.
     """
-    before, clock = get_arrays(model), _Clock(seconds)
+    rate = float(config["learning-rate"]) * 0.5 * (1 + math.cos(math.pi * (number - 1) / int(config["rounds"])))
+    rho, size, verbose = float(config["rho"]), int(config["batch-size"]), int("partition-id" not in config)
+    before, clock = get_arrays(model), _Clock(float(config["seconds"]))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(rate, momentum=0.9, global_clipnorm=1.0), loss)
-    model.stop_training = False
     elastic = ElasticTraining(rho, scheme="elastic_training_upper_part", verbose=verbose)
-    data = tf.data.Dataset.from_tensor_slices((photos.x, photos.y)).shuffle(len(photos.y)).repeat().batch(batch_size)
-    done = model.fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=[elastic, clock])
+    callbacks = [elastic, clock] if rho < 1 else [clock]
+    data = tf.data.Dataset.from_tensor_slices((photos.x, photos.y)).shuffle(len(photos.y)).repeat().batch(size)
+    done = model.fit(data, steps_per_epoch=1_000_000, verbose=0, callbacks=callbacks)
     after = get_arrays(model)
     trained = {name: after[name] for name in after if not np.array_equal(after[name], before[name])}
     return trained, {"num-examples": len(photos.y), "steps": clock.steps, "loss": done.history["loss"][-1]}
@@ -208,5 +193,7 @@ def feature_sums(model: keras.Model, photos: Photos) -> FeatureSums:
 
 def with_head(arrays: Arrays, sums: FeatureSums) -> Arrays:
     """`arrays` with the head in closed form of all photos of these sums (Fed3R, arXiv 2406.01116)."""
-    kernel, bias = [*arrays][-2:]
-    return {**arrays, **dict(zip((kernel, bias), sums.head(shrinkage=0.1, scale=0.5), strict=True))}
+    (kernel, bias), head = [*arrays][-2:], sums.head(shrinkage=0.1, scale=0.5)
+    seen = sums.counts > 0
+    biases = np.where(seen, head.bias, head.bias[seen].min())  # a board with the other classes may join later
+    return {**arrays, kernel: head.kernel, bias: biases.astype(np.float32)}

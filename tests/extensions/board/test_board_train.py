@@ -241,7 +241,7 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
         load_board(tmp_path / "few.npz")
     record = json.loads((tmp_path / "board.json").read_text())
     write_json(tmp_path / "board.json", {**record, "classes": ["elk", *NAMES[1:]]})
-    with pytest.raises(UserError, match=r"board.json: is damaged or of another version; delete it"):
+    with pytest.raises(UserError, match=r"board.json: is damaged or of another version; copy the folder"):
         load_board(tmp_path / "weights.npz")
     del record["digest"]  # an older export
     write_json(tmp_path / "board.json", {**record, "variables": ["other/kernel"]})
