@@ -54,7 +54,7 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     assert summary["train_type"] == "full_training" and summary["rho"] is None
 
     capsys.readouterr()
-    runs = [tmp_path / "mine", tmp_path / "mine-2"]
+    runs = [tmp_path / "full", tmp_path / "mine-2"]
     run_here(plot.main, "plot.py", "curves", *runs, "--output", tmp_path / "figure")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "scheme"

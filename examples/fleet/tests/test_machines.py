@@ -100,7 +100,9 @@ def machines(tmp_path):
             subprocess.run(["ip", *words.split(), server.prefix[-1]], check=True)
             machine.run(f"ip link set lo up; ip addr add 192.168.1.{machine.number}/24 dev eth0; ip link set eth0 up")
         ports = "; ".join(f"ip link set port{k} master bridge up" for k in (11, 12, 13))
-        bridge = f"ip link add bridge type bridge; ip addr add {SERVER}/24 dev bridge; ip link set bridge up"
+        # Without an address of its own, it has that of a port, and loses it with the machine of that.
+        bridge = "ip link add bridge address 02:00:00:00:00:01 type bridge; ip link set bridge up"
+        bridge += f"; ip addr add {SERVER}/24 dev bridge"
         status, text = server.run(f"ip link set lo up; {bridge}; {ports}")
         assert status == 0, text
     yield found
