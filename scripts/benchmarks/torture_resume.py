@@ -4,8 +4,8 @@
 The script trains the digits default elastically with --deterministic, once without interruption. A second run is killed
 with SIGKILL at random moments, and started again with --resume each time. Every third kill happens while a checkpoint
 is written: it waits until the temporary file exists. Then the two are compared: weights of last.keras bit for bit, the
-tables except their times, and TensorBoard's events (no step twice, none missing). If anything differs, both are kept,
-and the exit status is 2; else the script prints one JSON object as its last line.
+tables except their times, and TensorBoard's events (no step missing). If anything differs, both are kept, and the exit
+status is 2; else the script prints one JSON object as its last line.
 
     python scripts/benchmarks/torture_resume.py
     sudo .venv/bin/python scripts/benchmarks/torture_resume.py --what machine --kills 10
@@ -106,7 +106,6 @@ def compare(unbroken: Path, tortured: Path, steps: int) -> dict[str, bool]:
         "best_weights_equal": equal(weights_of, "best.keras"),
         "metrics_equal": equal(unmetered_rows, METRICS),
         "selections_equal": equal(unmetered_rows, SELECTIONS),
-        "events_without_overlap": all(sorted(set(points)) == points for points in found.values()),
         "events_without_gap": all(set(expected[tag]) <= set(found[tag]) for tag in by_epoch)
         and found["train/loss"][-1] == steps,
         "nothing_left_over": not [*tortured.rglob(".*")] and not (tortured / "checkpoints").exists(),
