@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed here; ./scripts/run_
 keras = pytest.importorskip("keras")
 
 ROOT = Path(__file__).parents[3]
-HAS_NAMESPACES = subprocess.run(["unshare", "-n", "ip", "link"], check=False, capture_output=True).returncode == 0
+HAS_NAMESPACES = subprocess.run("unshare -n ip link", shell=True, check=False, capture_output=True).returncode == 0
 SERVER, BOARDS = "192.168.1.10" if HAS_NAMESPACES else "127.0.0.1", {"kitchen": ("cat", "dog"), "hall": ("dog", "fox")}
 CHANGES = {  # of the page, since nothing can be downloaded, and to be quick
     "192.168.1.10": SERVER,
