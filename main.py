@@ -198,7 +198,7 @@ def _finish_again(command: TrainCommand, folder: Path) -> None:
 def _export_again(command: TrainCommand, folder: Path, seconds: float | None) -> None:
     """Write the export that a finished run lacks, as one that was stopped in it; the run has taken `seconds` so far."""
     best, export = folder / BEST_MODEL, command.run.export
-    if export is None or not best.is_file() or (folder / EXPORTERS[export].files[-1]).exists():
+    if export is None or not best.is_file() or (folder / EXPORTERS[export].file).exists():
         return
     load_tensorflow()
     images = [] if command.data.data_dir is None else ["--data_dir", str(command.data.data_dir)]

@@ -40,12 +40,19 @@ def trusting(path: Path, advice: str = "delete it") -> Iterator[None]:
 
     Such a file was written atomically, and nobody edits it. So it is not checked field by field.
     """
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error, RecursionError) as error:
-        raise UserError(f"{path}: is damaged or of another version; {advice}") from error
+    with reading(path):
+        try:
+            yield
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            csv.Error,
+            RecursionError,
+        ) as error:
+            raise ValueError(f"is damaged or of another version; {advice}") from error
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Exporter:
     # deadline -> a report for the user. If it `is_untrained`, it is written instead of training: the command, the
     # model, `ImageData`, and the timing table of a `TrainCommand` if its scheme has one -> a report.
     export: Callable[..., str]
-    files: tuple[str, ...]  # that it writes, the model first
+    file: str  # the last one that it writes
     # Model -> what converting it once takes on this device now, so that a deadline leaves time for it.
     conversion_seconds: Callable[..., float] | None = None
     is_untrained: bool = False
@@ -264,7 +264,7 @@ DATASETS.add(
 )
 EXPORTERS["tflite"] = Exporter(
     Lazy("elastic_trainer.evaluation.export:export_tflite"),
-    ("model.tflite", "model_dynamic.tflite", "labels.txt", "export.json"),
+    "export.json",
     Lazy("elastic_trainer.evaluation.export:conversion_seconds"),
 )
 

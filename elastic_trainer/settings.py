@@ -35,7 +35,7 @@ from elastic_trainer.registry import DATASETS, EXPORTERS, IMPORTANCES, SCHEMES, 
 from elastic_trainer.registry import FLAGS as EXTENSION_FLAGS
 
 TIMINGS = ("trace", "flops")
-OPTIMIZERS = {"sgd": 1, "adam": 2}  # how many variables each keeps for every trained one, of the same size
+OPTIMIZERS = "sgd", "adam"
 FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 CLIPPING = 0.02  # the robust recipe's bound of gradients

@@ -63,7 +63,7 @@ CHECKS.append(check)
 for name, written in zip(EXPORTS, ("train.tflite", "train.pb"), strict=True):
     EXPORTERS[name] = Exporter(
         Lazy("elastic_trainer.extensions.board.export:export_for_board"),
-        (written,),
+        written,
         is_untrained=True,
         check=Lazy("elastic_trainer.extensions.board.export:check_export"),
     )
