@@ -1,4 +1,4 @@
-"""Data sets as batches, all through one function: `load`. Run as a script: `data.py show|prepare`.
+"""Data sets as batches, all through one function: `load`. Run as a script: `data.py prepare`.
 
 Images of every data set reach the network as float32 [batch, size, size, 3] in 0…255, with int32 labels [batch]. All
 images are read before training starts, so an epoch decodes nothing and a broken file is reported at once. The order of
@@ -8,54 +8,44 @@ an epoch depends only on the seed and the epoch's number, so a run can be repeat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 import utils
-from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages, ImageFiles, read
-from elastic_trainer.datasets.sources import DataSource, find, prepare_tfds
-from elastic_trainer.errors import UserError, printable
-from elastic_trainer.registry import DATASETS
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.datasets.named import DATASETS, find
+from elastic_trainer.datasets.sources import DataSource, prepare_tfds
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.flags import OneLineParser, one_of
+from elastic_trainer.system.errors import UserError, printable
 
 
-def load(
-    data: DataSettings,
-    input_size: int,
-    batch_size: int,
-    seed: int = 0,
-    num_classes: int | None = None,
-    kept_mb: float | None = None,
-    source: DataSource | None = None,
-) -> ImageData:
+def load(settings: Settings, kept_mb: float | None = None, source: DataSource | None = None) -> ImageData:
     """The data set of these settings, with its images read. Shows a progress bar.
 
     Args:
-        data: which data set, see `DataSettings`.
-        input_size: height and width in pixels.
-        batch_size: images per step.
-        seed: of the training order and of augmentation.
-        num_classes: outputs of the network, at least as many as the data set has classes.
+        settings: which data set, the size of its images, the batch, the seed, and `num_classes`, if that is known.
         kept_mb: how many MB images may take in memory; None: a quarter of what is available.
         source: the images, if they are found already.
 
     Raises:
-        UserError: the data set is missing, cannot be downloaded, contains broken images, or does not fit the other
-            arguments.
+        UserError: the data set is missing, cannot be downloaded, contains broken images, or has more classes than the
+            network has outputs.
     """
     from elastic_trainer.datasets.image_folder import check_classes  # needs an extra
 
-    name = data.dataset_name
-    source = source or find(data)
-    if num_classes is not None and num_classes < len(source.class_names):
+    name, outputs = settings.dataset_name, settings.num_classes
+    source = source or find(settings)
+    if outputs is not None and outputs < len(source.class_names):
         raise UserError(
-            f"--num_classes {num_classes}: {name} has {len(source.class_names)} classes; give at least that or leave "
-            "it out"
+            f"--num_classes {outputs}: {name} has {len(source.class_names)} classes; give at least that or leave it out"
         )
     parts = source.parts()
-    images = dict(zip(parts, read([*parts.values()], input_size, name, data.cache_dir, kept_mb), strict=True))
+    images = dict(
+        zip(parts, read([*parts.values()], settings.input_size, name, settings.cache_dir, kept_mb), strict=True)
+    )
     broken = [line for part in images.values() for line in part.broken]
     count = sum(part.count for part in parts.values())
     if broken and DATASETS[name].is_tfds:
@@ -63,10 +53,10 @@ def load(
     if broken:
         print(f"skipped (unreadable): {len(broken)} of {count} images; the first: {broken[0]}")
         labels = {part: found.labels for part, found in images.items() if parts[part].count}
-        check_classes(source.class_names, labels, data.data_dir)
+        check_classes(source.class_names, labels, settings.data_dir)
     _warn_of_copies(name, parts, images)
     train, test, *others = images.values()
-    dataset = ImageData(name, source.class_names, train, test, batch_size, seed, data.augment)
+    dataset = ImageData(name, source.class_names, train, test, settings.batch_size, settings.seed, settings.augment)
     for held_out in others:
         dataset.hold_out(held_out)
     return dataset
@@ -91,13 +81,13 @@ def _warn_of_copies(name: str, parts: Mapping[str, ImageFiles], images: Mapping[
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run one of the commands; `words` are those of the process if not given."""
-    args = parse_data(words)
-    if args.command == "show":
-        from elastic_trainer.datasets.show import show  # needs an extra
-
-        show(DataSettings(args.dataset_name, args.data_dir, args.test_fraction), args.output)
-        return
+    """Prepare a data set of tensorflow-datasets; `words` are those of the process if not given."""
+    parser = OneLineParser(prog="data.py", description="Download a data set and prepare it.")
+    names = [name for name, entry in DATASETS.items() if entry.is_tfds]
+    parser.add_argument("command", type=one_of(["prepare"]), metavar="prepare")
+    parser.add_argument("--dataset_name", type=one_of(names), metavar="NAME", required=True, help=", ".join(names))
+    parser.add_argument("--data_dir", type=Path, metavar="DIR", help="where tensorflow-datasets keeps its files")
+    args = parser.parse_args(words)
     builder = prepare_tfds(args.dataset_name, args.data_dir)
     splits = ", ".join(f"{split.num_examples} {split_name}" for split_name, split in builder.info.splits.items())
     print(f"{args.dataset_name} is ready in {builder.data_dir}: {splits}")

@@ -19,10 +19,10 @@ from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture, build_backbone
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
-from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import HEAD
 from elastic_trainer.runs.reader import config_of_model
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import is_custom_model
 
 DROPOUT = 0.2
 
@@ -70,22 +70,22 @@ def build_model(
     return model
 
 
-def build(network: NetworkSettings, class_names: Sequence[str] | None = None) -> keras.Model:
+def build(settings: Settings, class_names: Sequence[str] | None = None) -> keras.Model:
     """The network of these settings, whose number of classes is known. Sets Keras' seed and precision (float32).
 
-    A head in `network.weights` is kept for the `class_names`, in the order of the outputs, that it knows; without
+    A head in `settings.weights` is kept for the `class_names`, in the order of the outputs, that it knows; without
     names, for the same number of classes.
     """
-    assert network.num_classes is not None, "the data set gives the number of classes"
-    keras.utils.set_random_seed(network.seed)
+    assert settings.num_classes is not None, "the data set gives the number of classes"
+    keras.utils.set_random_seed(settings.seed)
     keras.config.set_dtype_policy("float32")
-    before = (config_of_model(Path(network.weights)).get("images") or {}).get("class_names")
+    before = (config_of_model(Path(settings.weights)).get("images") or {}).get("class_names")
     return build_model(
-        network.model_name,
-        network.input_size,
-        network.num_classes,
-        network.weights,
-        network.alpha,
-        network.seed,
+        settings.model_name,
+        settings.input_size,
+        settings.num_classes,
+        settings.weights,
+        settings.alpha,
+        settings.seed,
         pretrained.Classes(class_names, before) if class_names and before else None,
     )

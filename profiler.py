@@ -20,17 +20,18 @@ With `--from_trace FILE` it measures nothing here, and plans for the board that 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import utils
-from elastic_trainer.cli.commands import ProfileCommand, parse_profiler
-from elastic_trainer.errors import figure_text
-from elastic_trainer.files import save_figure, writing
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.runs.reader import latest_importance
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import ProfileSettings, Settings
+from elastic_trainer.system.errors import figure_text
+from elastic_trainer.system.files import save_figure, writing
+from elastic_trainer.system.machine import load_tensorflow
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
 from elastic_trainer.timing.table import TimingTable
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 def profile(
     model: keras.Model,
-    network: NetworkSettings,
+    settings: Settings,
     folder: Path,
     timing: str = "trace",
     seconds: float = MEASURING_SECONDS,
@@ -54,7 +55,7 @@ def profile(
     `folder`, `timing` and `seconds` as of `timing.profiling.profile_task`. Raises `UserError` if TensorFlow wrote no
     trace.
     """
-    return profile_task(idle_training(model, network), table_settings(network), folder, timing, seconds)
+    return profile_task(idle_training(model, settings), table_settings(settings), folder, timing, seconds)
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
@@ -119,44 +120,43 @@ def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]
 
 def main() -> None:
     """Run the command line. Raises `UserError` for what the user can fix."""
-    command = parse_profiler()
+    settings, profiling = parse_profiler()
     load_tensorflow()
 
     import models
-    from elastic_trainer.datasets.sources import class_names
+    from elastic_trainer.datasets.named import class_names
     from elastic_trainer.networks.tensors import head_mask
 
-    path, network = command.from_trace, command.network
+    path = profiling.from_trace
     trace = read_trace(path) if path else None
-    if network.num_classes is None:
-        network = network.with_classes(len(class_names(command.data)))
-    model = models.build(network)
-    folder = table_folder(network, command.logdir, path)
+    settings = replace(settings, num_classes=settings.num_classes or len(class_names(settings)))
+    model = models.build(settings)
+    folder = table_folder(settings, path)
     if trace and path:
-        table = table_of_trace(idle_training(model, network), table_settings(network), trace, path.name)
+        table = table_of_trace(idle_training(model, settings), table_settings(settings), trace, path.name)
     else:
-        table = _measured_table(model, network, command, folder)
+        table = _measured_table(model, settings, profiling, folder)
     save_table(table, folder)
     draw_table(table, folder / "timing")
     if trace and path:
         print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))
     if trace:
-        print("\n".join(_plan(table, model, command.logdir)))
+        print("\n".join(_plan(table, model, settings.logdir)))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
 
 
-def _measured_table(model: keras.Model, network: NetworkSettings, command: ProfileCommand, folder: Path) -> TimingTable:
+def _measured_table(model: keras.Model, settings: Settings, profiling: ProfileSettings, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
     from elastic_trainer.networks.tensors import all_mask
     from elastic_trainer.timing.memory_check import TracedSteps
 
-    steps = TracedSteps(model, network)
-    steps.check(partial(steps.needed_mb, all_mask(model)), network.batch_size)
+    steps = TracedSteps(model, settings)
+    steps.check(partial(steps.needed_mb, all_mask(model)), settings.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        seconds = MEASURING_SECONDS if command.seconds is None else command.seconds
-        return profile(model, network, folder, command.timing, seconds)
+        seconds = MEASURING_SECONDS if profiling.seconds is None else profiling.seconds
+        return profile(model, settings, folder, profiling.timing, seconds)
 
 
 if __name__ == "__main__":

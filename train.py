@@ -1,7 +1,7 @@
-"""Trains a network under a scheme of `elastic_trainer.registry`; `elastic_training` is the paper's.
+"""Trains a network under a scheme of `elastic_trainer.selection.named`; `elastic_training` is the paper's.
 
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). The one training loop is
-`elastic_trainer.trainer.Trainer`; `train` runs it with what a run folder needs.
+`elastic_trainer.runs.trainer.Trainer`; `train` runs it with what a run folder needs.
 
     full_training                       every tensor
     traditional_tl_training             the new head
@@ -28,20 +28,21 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import Stopped
-from elastic_trainer.memory.budget import MemoryBudget
+from elastic_trainer.energy.meter import find_energy_meter
+from elastic_trainer.engine.evaluation import Evaluation
+from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.saved_model import load_best
-from elastic_trainer.registry import METERS, SCHEMES
 from elastic_trainer.runs.checkpointer import Checkpointer
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import TimeBudget
+from elastic_trainer.selection.named import SCHEMES, find_scheme
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.settings import BEST_MODEL, Settings
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.evaluation import Evaluation
+from elastic_trainer.system.errors import Stopped
 
 
 def train(
@@ -77,16 +78,15 @@ def train(
     if isinstance(train_type, Scheme):
         scheme = train_type
     else:
-        scheme = SCHEMES[train_type].make(SchemeContext(task, data, settings, budget))
+        scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, budget))
     with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
-        meters = [stack.enter_context(make()) for make in METERS[:1]]
+        meter = stack.enter_context(find_energy_meter())
         checkpointer, bar = Checkpointer(run), ProgressBar()
         listeners = [run.events, run, bar, signals, checkpointer]
         trainer = Trainer(task, data, scheme, settings, listeners, memory=memory)
         checkpointer.restore(trainer)
         trainer.history.clocks.add(elapsed)
-        for meter in meters:
-            trainer.history.clocks.meter = meter.joules
+        trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
@@ -99,8 +99,7 @@ def train(
         finally:
             bar.close()
     assert results is not None, "it ran to its end"
-    for meter in meters:
-        results |= meter.report(results["energy_joules"])
+    results |= meter.report(results["energy_joules"])
     doubt = None if budget is None else budget.table.doubt
     return run.finish({**results, **_held_out_results(trainer, model, run), "table_doubt": doubt})
 

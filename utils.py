@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.system.errors import Stopped, UserError
 
 # One of the commands has just started: until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
 if Path(sys.argv[0]).absolute().parent == Path(__file__).parent and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:

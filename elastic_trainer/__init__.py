@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.datasets.array_data import ArrayData
-    from elastic_trainer.errors import UserError
+    from elastic_trainer.engine.feature_sums import FeatureSums
     from elastic_trainer.keras_callback import ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm
     from elastic_trainer.runs.checkpoint import State
+    from elastic_trainer.runs.trainer import Trainer
     from elastic_trainer.settings import Settings
+    from elastic_trainer.system.errors import UserError
     from elastic_trainer.timing.profiling import profile
-    from elastic_trainer.trainer import Trainer
-    from elastic_trainer.training.feature_sums import FeatureSums
 
 __all__ = [
     "ArrayData",
@@ -38,11 +38,11 @@ __all__ = [
 _MODULES = {
     "ArrayData": "elastic_trainer.datasets.array_data",
     "ElasticTraining": "elastic_trainer.keras_callback",
-    "FeatureSums": "elastic_trainer.training.feature_sums",
+    "FeatureSums": "elastic_trainer.engine.feature_sums",
     "Settings": "elastic_trainer.settings",
     "State": "elastic_trainer.runs.checkpoint",
-    "Trainer": "elastic_trainer.trainer",
-    "UserError": "elastic_trainer.errors",
+    "Trainer": "elastic_trainer.runs.trainer",
+    "UserError": "elastic_trainer.system.errors",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
     "profile": "elastic_trainer.timing.profiling",
 }
@@ -60,7 +60,7 @@ if not TYPE_CHECKING:  # a type checker would accept every name
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name in _KERAS:
-            from elastic_trainer.machine import check_keras
+            from elastic_trainer.system.machine import check_keras
 
             check_keras()
         value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)

@@ -26,21 +26,21 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.datasets.fit_data import FitData
-from elastic_trainer.errors import UserError, not_one_of
-from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.options import memory_size
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.runs.history import History
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.elastic import ElasticScheme
+from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.payoff import CLOSE, Comparison, Payoff, chosen_interval
-from elastic_trainer.settings import PAPER, Settings
-from elastic_trainer.task import CompiledTask
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.flags import memory_size
+from elastic_trainer.system.errors import UserError, not_one_of
 from elastic_trainer.timing.kept_tables import KeptTables
 from elastic_trainer.timing.run_steps import sharpened
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.step import TrainStep
 
 ONCE = 1e9  # an interval in epochs: select once
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
@@ -73,12 +73,12 @@ class ElasticTraining(keras.callbacks.Callback):
             default as many as keep selections short beside what they save; an upper part is selected once.
         table: a `TimingTable` (`elastic_trainer.profile`), or the folder that one is kept in; it is measured there if
             it does not fit. By default a folder for this model under ~/.cache/elastic_trainer.
-        scheme: an elastic one of `registry.SCHEMES`, by default "elastic_training" where it does not decide by itself;
-            `elastic_training_upper_part` needs no importance.
+        scheme: an elastic one of `selection.named.SCHEMES`, by default "elastic_training" where it does not decide by
+            itself; `elastic_training_upper_part` needs no importance.
         memory: what the process may take in all, resident: `900M`, `1.5G`, `80%` of what is available now, or a
             number of MB. Selections keep within it, beside `rho`; by default there is no limit.
         importance_batches: latest batches that importance is measured on.
-        correct_budget: measure how fast the device is while training, and correct the budget.
+        deterministic: do not correct the budget by how fast the device is while training.
         verbose: 1 prints a line for each selection and one at the end, 0 nothing.
 
     Attributes:
@@ -99,7 +99,7 @@ class ElasticTraining(keras.callbacks.Callback):
         scheme: str | None = None,
         memory: str | float | None = None,
         importance_batches: int = 1,
-        correct_budget: bool = True,
+        deterministic: bool = False,
         verbose: int = 1,
     ) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class ElasticTraining(keras.callbacks.Callback):
             memory=_megabytes(memory),
             interval=ONCE if interval is None else interval,
             importance_batches=importance_batches,
-            correct_budget=correct_budget,
+            deterministic=deterministic,
             feature_cache="off",
         )
         self._table, self._verbose = table, verbose
@@ -303,7 +303,7 @@ class ElasticTraining(keras.callbacks.Callback):
             return False
         selecting_ms = 1e3 * sum(selection.seconds.values())
         epoch_ms = (selection.full_step_ms or 0.0) * trainer.history.step
-        interval = chosen_interval(selecting_ms, epoch_ms, self._settings.rho, PAPER["interval"])
+        interval = chosen_interval(selecting_ms, epoch_ms, self._settings.rho, Settings.interval)
         scheme.settings = replace(scheme.settings, interval=interval)
         return True
 

@@ -12,9 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.extensions.energy.power_record import add_power
-from elastic_trainer.options import existing_file, folder
+from elastic_trainer.energy.power_record import add_power
+from elastic_trainer.settings.flags import OneLineParser, existing_file, folder
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 import keras
 
 import data
-from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.cli.commands import parse_training
 from main import train_run
 
 ROOT = Path(__file__).resolve().parents[1]

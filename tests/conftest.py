@@ -4,7 +4,7 @@ import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
-from elastic_trainer.machine import load_tensorflow
+from elastic_trainer.system.machine import load_tensorflow
 
 load_tensorflow()
 
@@ -14,15 +14,15 @@ import pytest
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing import measuring, profiling
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 
 SIZE, CLASSES, BATCH = 8, 3, 4
 SMALL_VIT: dict[str, Any] = {"dropout": 0.1, "mlp_dim": 64, "num_heads": 2, "num_layers": 2, "hidden_size": 32}

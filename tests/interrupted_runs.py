@@ -50,7 +50,7 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
             "num_epochs": EPOCHS,
             "interval": 0.5,
             "rho": 0.6,
-            "correct_budget": False,
+            "deterministic": True,
             "checkpoint_minutes": 0,
             **changes,
         }

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elastic_trainer.files import write_csv, write_record
-from elastic_trainer.machine import environment
+from elastic_trainer.system.files import write_csv, write_record
+from elastic_trainer.system.machine import environment
 
 EPOCHS = 4
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from properties import DAMAGES, FIELD_CHANGES, Damage, FieldChange, one_line, property_of, workplace
 from small_boards import make_export, make_photos, replace_in
 
-from elastic_trainer.extensions.board.export import load_board
+from elastic_trainer.board.export import load_board
 
 SAVED = ("out/checkpoint.npz", "out/weights.npz", "out/model.tflite")
 RECORDS = ("board.json", "times.json", "out/features.json")

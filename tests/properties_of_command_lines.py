@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 
+from elastic_trainer.cli.data_command import parse_data
 from hypothesis import strategies as st
 from made_up_command_lines import FOLDERS
 from properties import one_line, property_of
 
-from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.cli.data_command import parse_data
-from elastic_trainer.cli.train_command import parse_main
+from elastic_trainer.cli.commands import parse_main, parse_profiler
 from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
 
 _NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output"})

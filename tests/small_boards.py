@@ -12,7 +12,7 @@ from conftest import make_small_model
 from environments import make_environment
 from PIL import Image
 
-from elastic_trainer.extensions.board.export import export_training
+from elastic_trainer.board.export import export_training
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import Settings
 

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 
-from elastic_trainer.training.optimizers import make_optimizer
+from elastic_trainer.engine.optimizers import make_optimizer
 
 
 def as_if_trained(model, seed=0):

@@ -8,9 +8,9 @@ import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.elastic import make_budget
-from elastic_trainer.settings import NetworkSettings, Settings
+from elastic_trainer.settings import Settings
 
-SETTINGS = NetworkSettings(
+SETTINGS = Settings(
     model_name="mobilenetv2",
     alpha=0.5,
     input_size=SIZE,

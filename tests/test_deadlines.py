@@ -10,14 +10,14 @@ from PIL import Image
 from small_images import write_noise
 
 import main
+from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import TABLE_SHARE
-from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.evaluation import export
 
 # By this clock everything takes four times as long.
 SLOW_DEVICE = """
 import runpy, sys, time
-from elastic_trainer import machine
+from elastic_trainer.system import machine
 clock, since_start = time.perf_counter, machine.seconds_since_start
 time.perf_counter = lambda: 4 * clock()
 machine.seconds_since_start = lambda: 4 * since_start()

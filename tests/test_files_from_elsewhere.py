@@ -18,11 +18,11 @@ from small_images import encoded, write_noise
 
 import data
 import profiler
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks import saved_model
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.settings import DataSettings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing import trace
 from main import main
 

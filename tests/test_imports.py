@@ -65,7 +65,7 @@ MISTAKES = {
 def test_a_mistake_on_the_command_line_is_answered_without_tensorflow(command):
     code = f"""
 import sys, {command}
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 for sys.argv[1:] in {MISTAKES[command]!r}:
     try:
         {command}.main()

@@ -11,8 +11,8 @@ import pytest
 from command_line import ROOT
 
 import elastic_trainer
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import (
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import (
     _commit,
     available_memory_mb,
     frozen_gc,
@@ -50,7 +50,7 @@ def write_group(folder, **files):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
-    program = "from elastic_trainer.system_memory import peak_memory_mb; print(peak_memory_mb())"
+    program = "from elastic_trainer.system.memory import peak_memory_mb; print(peak_memory_mb())"
     start = f"subprocess.run([sys.executable, '-c', {program!r}])"
     parent = f"import subprocess, sys; large = bytearray(b'1') * 300_000_000; {start}"
     done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
@@ -84,7 +84,7 @@ def test_available_memory_respects_all_parent_control_groups(system):
 
 
 def test_available_memory_respects_the_limits_of_the_process(system, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.machine.cores", lambda: 2)
+    monkeypatch.setattr("elastic_trainer.system.machine.cores", lambda: 2)
     unlimited, limits = available_memory_mb(system), system / "proc" / "self" / "limits"
     (system / "proc" / "self" / "status").write_text("VmSize:\t 2500000 kB\nVmRSS:\t 400000 kB\nVmData:\t 500000 kB\n")
     lines = "Limit                     Soft Limit           Hard Limit           Units\n"
@@ -180,7 +180,7 @@ SHOW = "from keras import config; print(config.backend(), config.floatx(), confi
 )
 def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(settings, code, said, tmp_path):
     (tmp_path / "keras.json").write_text(json.dumps({"epsilon": 1e-7, **settings}))
-    code = f"import sys; from elastic_trainer.machine import load_tensorflow; {code}; {SHOW}"
+    code = f"import sys; from elastic_trainer.system.machine import load_tensorflow; {code}; {SHOW}"
     unset = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment["KERAS_HOME"] = str(tmp_path)

@@ -13,15 +13,14 @@ from PIL import Image
 from small_images import write_noise
 
 from elastic_trainer import Settings, Trainer
-from elastic_trainer.cli.evaluate_command import parse_evaluation
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.errors import Stopped, UserError
+from elastic_trainer.board.export import RECORD, check_folder
+from elastic_trainer.cli.commands import parse_evaluation, parse_training
 from elastic_trainer.evaluation.predictions import predict
-from elastic_trainer.extensions.board.export import RECORD, check_folder
-from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.summary import result_lines
+from elastic_trainer.settings.flags import duration_text
+from elastic_trainer.system.errors import Stopped, UserError
 from main import load_to_evaluate, main, train_run
 
 

@@ -11,24 +11,24 @@ from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import PROCESS_LIMITS, cores
-from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.memory.costs import memory_costs
+from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.registry import SCHEMES
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.plan import COMPARED_RHOS, RunPlanner
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_tensors, select_upper_part
-from elastic_trainer.task import CompiledTask
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import PROCESS_LIMITS, cores
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.timing.memory_costs import memory_costs
 
 BATCH, START_MB = 16, 50.0
 RESERVED_MB = PROCESS_LIMITS[0][2] + PROCESS_LIMITS[0][3] * cores()
-SETTINGS = Settings(learning_rate=0.01, num_epochs=2, interval=1, rho=1.0, correct_budget=False)
+SETTINGS = Settings(learning_rate=0.01, num_epochs=2, interval=1, rho=1.0, deterministic=True)
 
 
 def made_up_data(count=48, batch_size=BATCH):
@@ -71,7 +71,7 @@ def limits(table, head):
 def limited(table, head, share, **changes):
     """Settings with a limit of memory: 0 is what the head alone takes, 1 what all tensors take."""
     head_mb, full_mb = limits(table, head)
-    return replace(SETTINGS, memory=START_MB + head_mb + share * (full_mb - head_mb), correct_budget=True, **changes)
+    return replace(SETTINGS, memory=START_MB + head_mb + share * (full_mb - head_mb), deterministic=False, **changes)
 
 
 def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
@@ -122,7 +122,7 @@ def test_by_importance_features_that_do_not_fit_are_given_up(network):
 
 @pytest.fixture
 def start(monkeypatch):
-    monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB)
+    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: START_MB)
 
 
 @pytest.mark.parametrize(("scheme", "unit"), [("elastic_training", "M"), ("elastic_training_upper_part", "G")])
@@ -288,7 +288,7 @@ def test_where_nothing_smaller_takes_less_the_head_trains_or_the_run_ends(networ
     model, data, table = network
     pessimistic = replace(table, memory=table.memory._replace(forward_mb=1e3))
     trainer = Trainer(model, data, "elastic_training", SETTINGS, table=pessimistic)
-    monkeypatch.setattr("elastic_trainer.memory.budget.reachable_memory_mb", lambda: START_MB + 1.0)
+    monkeypatch.setattr("elastic_trainer.engine.memory.reachable_memory_mb", lambda: START_MB + 1.0)
     with pytest.raises(UserError, match="training takes about"):
         trainer.run()
 
@@ -308,11 +308,11 @@ def test_what_measuring_a_table_took_is_taken_again(network, monkeypatch):
     memory = MemoryBudget(start_mb=100.0)
 
     def measured(*_, **__):
-        monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB + 100)
+        monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: START_MB + 100)
         return table
 
-    monkeypatch.setattr("elastic_trainer.memory.budget.resident_memory_mb", lambda: START_MB)
-    monkeypatch.setattr("elastic_trainer.trainer.profile_compiled", measured)
+    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: START_MB)
+    monkeypatch.setattr("elastic_trainer.runs.trainer.profile_compiled", measured)
     for given, start_mb in ((table, 100.0), (None, 30.0)):
         trainer = Trainer(model, data, "elastic_training", SETTINGS, table=given, memory=memory)
         assert trainer.training.memory.start_mb == pytest.approx(start_mb)
@@ -347,7 +347,7 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
 
 def by_main(model, data, table):
     """As main.py does: the table is in the budget of the scheme."""
-    settings, task = replace(SETTINGS, correct_budget=True), CompiledTask(model, *data.specs)
+    settings, task = replace(SETTINGS, deterministic=False), CompiledTask(model, *data.specs)
     budget = make_budget(model, data, settings, table)
     scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, budget))
     trainer = Trainer(task, data, scheme, settings)
@@ -372,7 +372,7 @@ def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(networ
     """With `importance_batches`, the last and smaller batch of the first epoch is among them."""
     model, _, table = network
     limit_mb = limited(table, head_mask(model), 0.7).memory
-    history = fitted(network, limit_mb, importance_batches=3, correct_budget=True)
+    history = fitted(network, limit_mb, importance_batches=3, deterministic=False)
     assert history.selection.slowdown == 1.0, "no pass over all tensors fits"
     assert history.selection.importance.any()
 

@@ -18,13 +18,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import elastic_trainer
-from elastic_trainer.errors import EXTRAS
+from elastic_trainer.system.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[1]
 TWO_STEPS = """
 import elastic_trainer, keras, numpy as np
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.engine.step import TrainStep
 
 keras.utils.set_random_seed(0)
 model = keras.Sequential([
@@ -55,8 +55,9 @@ from functools import partial
 from pathlib import Path
 import keras, numpy as np
 import elastic_trainer
-from elastic_trainer.datasets.sources import find
-from elastic_trainer.evaluation.export import Interpreter, convert
+from elastic_trainer.datasets.named import find
+from elastic_trainer.evaluation.export import Interpreter
+from elastic_trainer.networks.tflite import convert
 from elastic_trainer.evaluation.pictures import draw_confusion
 from elastic_trainer.networks.architectures import build_backbone
 from elastic_trainer.settings import DataSettings
@@ -133,7 +134,7 @@ def test_the_wheel_has_the_package_and_the_solver_and_nothing_else(checkout: Pat
     files = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(checkout).as_posix() for path in (checkout / "elastic_trainer").rglob("*.py")}
     assert len(package) > 50
-    data = {"elastic_trainer/py.typed", "elastic_trainer/extensions/board/tensorflow_2.6_operations.txt"}
+    data = {"elastic_trainer/py.typed", "elastic_trainer/board/tensorflow_2.6_operations.txt"}
     expected = {*package, *data, "selection_solver_DP.py"}
     assert {name for name in files if ".dist-info/" not in name} == expected
 

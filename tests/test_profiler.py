@@ -13,7 +13,7 @@ from traces import GRADIENT_MS, tx2_trace
 import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.profiling import table_of_trace
 from elastic_trainer.timing.table_file import table_settings
@@ -60,7 +60,7 @@ def test_profile_of_a_network_that_starts_at_random_knows_no_prefix(tmp_path, mo
 def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "MAX_ROUNDS", 8)
     model = make_small_model()
-    network = NetworkSettings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
+    network = Settings("mobilenetv2", input_size=8, batch_size=4, optimizer="sgd")
     table = profiler.profile(model, network, tmp_path, timing="flops")
     assert table.details["timing"] == "flops" and table.details["unmatched_time_percent"] == 0
     assert not list(tmp_path.iterdir()), "no trace is written"
@@ -74,7 +74,7 @@ def test_profile_by_flops_adds_up_to_the_measured_step(tmp_path, monkeypatch):
 def test_tx2_trace_gives_a_complete_table(name):
     trace = read_trace(tx2_trace(name))
     model = models.build_model(name, 224, 200, "none")
-    network = NetworkSettings(name, batch_size=4, optimizer="sgd")
+    network = Settings(name, batch_size=4, optimizer="sgd")
     training = measuring.idle_training(model, network)
     table = table_of_trace(training, table_settings(network), trace, f"{name}.xplane.pb")
     assert table.details["unmatched_time_percent"] < 2

@@ -8,22 +8,8 @@ import numpy as np
 import plotting
 import pytest
 from conftest import CLASSES, SIZE, make_small_data, make_small_model, make_table
-from interrupted_runs import InterruptingData, PowerCut
-from small_networks import values
-from small_runs import rows_of, run
-
-import data
-import train
 from elastic_trainer.cli.data_command import parse_data
 from elastic_trainer.cli.flags import add_flags
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.datasets.images import ImageFiles
-from elastic_trainer.datasets.sources import DataSource, class_names
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_record
-from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.options import flag, flags_of, from_options, share
 from elastic_trainer.registry import (
     DATASETS,
     IMPORTANCES,
@@ -35,6 +21,16 @@ from elastic_trainer.registry import (
     add_importance,
     elastic,
 )
+from interrupted_runs import InterruptingData, PowerCut
+from small_networks import values
+from small_runs import rows_of, run
+
+import data
+import train
+from elastic_trainer.cli.commands import parse_training
+from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.datasets.sources import DataSource, class_names
+from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.elastic import make_budget
@@ -48,10 +44,13 @@ from elastic_trainer.settings import (
     check_names,
     defaults_of,
 )
+from elastic_trainer.settings.flags import OneLineParser, flag, flags_of, from_options, share
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_record
 
 SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
 REGISTRIES = (SCHEMES, IMPORTANCES, DATASETS)
-TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, correct_budget=False)
+TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, deterministic=True)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +104,7 @@ def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
     assert "only for schemes that measure importance on images" in warning
     assert command.run.run_name == "mobilenetv2-0.35_digits_elastic_training_stem_rho0.45"
     model = make_small_model()
-    settings = Settings(learning_rate=0.05, max_steps=2, rho=0.9, correct_budget=False)
+    settings = Settings(learning_rate=0.05, max_steps=2, rho=0.9, deterministic=True)
     run(tmp_path, train.elastic_training_stem, settings, model, make_table(model))
     chosen = {row["name"] for row in rows_of(tmp_path / "selections.csv") if row["chosen"] == "1"}
     assert chosen == {"stem/kernel", "head/kernel", "head/bias"}
@@ -137,9 +136,7 @@ def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it
 
 def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
     add_counted()
-    settings = Settings(
-        learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False, checkpoint_minutes=0
-    )
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, deterministic=True, checkpoint_minutes=0)
 
     def start(data):
         model = make_small_model()

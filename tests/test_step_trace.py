@@ -19,8 +19,8 @@ from small_images import write_noise
 
 import main
 import models
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.machine import environment
+from elastic_trainer.cli.commands import parse_training
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 BEFORE = 4  # steps: an epoch has 3, so all features are made, and no validation follows

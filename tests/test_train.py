@@ -13,18 +13,18 @@ from small_runs import curve, rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.evaluation import Evaluation
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.state import not_finite
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.state import not_finite
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.system.errors import UserError
 
 
 def test_every_scheme_has_a_function_in_train(monkeypatch):
@@ -56,7 +56,7 @@ def test_fixed_schemes_train_exactly_their_tensors(scheme, trained, tmp_path):
 def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
     model = make_small_model()
     table = make_table(model)
-    settings = Settings(learning_rate=0.05, num_epochs=5, interval=2, rho=0.6, correct_budget=False)
+    settings = Settings(learning_rate=0.05, num_epochs=5, interval=2, rho=0.6, deterministic=True)
     before = values(model.trainable_variables)
     model, summary = run(tmp_path, train.elastic_training, settings, model, table=table)
     rows = rows_of(tmp_path / "selections.csv")
@@ -89,7 +89,7 @@ def test_elastic_training_selects_every_interval_and_records_it(tmp_path):
 @pytest.mark.parametrize("scheme", ["weight_magnitude", "grad_magnitude", "random"])
 def test_schemes_of_other_importances_train_and_record_it(scheme, tmp_path):
     """The random one draws again at each selection, and repeats with the seed."""
-    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+    settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, deterministic=True)
     measured = []
     for name in ("first", "second")[: 1 + (scheme == "random")]:
         model = make_small_model()
@@ -105,7 +105,7 @@ def test_schemes_of_other_importances_train_and_record_it(scheme, tmp_path):
 
 def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
     model = make_small_model()
-    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, correct_budget=False)
+    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, deterministic=True)
     table = make_table(model)
     run(tmp_path, train.elastic_training_upper_part, settings, model, table=table)
     rows = rows_of(tmp_path / "selections.csv")
@@ -156,7 +156,7 @@ def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeyp
 
 def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):
     model = make_small_model()
-    settings = Settings(learning_rate=0.02, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+    settings = Settings(learning_rate=0.02, num_epochs=3, interval=1, rho=0.6, deterministic=True)
     names, before = tensor_names(model), values(model.trainable_variables)
     run(tmp_path, train.elastic_training, settings, model, table=make_table(model))
     rows = rows_of(tmp_path / "selections.csv")

@@ -10,12 +10,12 @@ import tensorflow as tf
 from conftest import BATCH, make_small_data, make_small_model, make_table
 
 from elastic_trainer import ArrayData, Settings, Trainer
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.schemes import FixedScheme
+from elastic_trainer.system.errors import UserError
 
-SETTINGS = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, correct_budget=False)
+SETTINGS = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6, deterministic=True)
 
 
 def weights(trainer):

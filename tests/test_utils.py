@@ -14,8 +14,8 @@ import tensorflow as tf
 from command_line import ROOT
 
 import utils
-from elastic_trainer.errors import UserError, printable
-from elastic_trainer.files import (
+from elastic_trainer.system.errors import UserError, printable
+from elastic_trainer.system.files import (
     atomic_large_path,
     atomic_path,
     locked,

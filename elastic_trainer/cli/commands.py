@@ -1,239 +1,282 @@
-"""The commands as typed settings, complete and checked (no TensorFlow here)."""
+"""The command lines of main.py and profiler.py as settings, complete and checked (no TensorFlow here).
+
+The values of a run are those of its preset, then those that are given, then what follows from them: `complete`. What
+stays None is measured, or counted, by `resolve`. A run that is resumed has the settings in its config.json.
+"""
 
 from __future__ import annotations
 
-import argparse
+import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.exclusions import NETWORK, check_exclusions
-from elastic_trainer.cli.flags import profiler_parser
-from elastic_trainer.cli.parser import as_words
-from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.errors import UserError
-from elastic_trainer.networks.names import GLYPH_WEIGHTS, WIDTHS, is_custom_model
-from elastic_trainer.options import from_options
-from elastic_trainer.registry import DATASETS, RETIMED, SCHEMES, users
-from elastic_trainer.runs.config import FREE_ON_RESUME, changed_images, first_change
-from elastic_trainer.runs.reader import is_run, read_config
+from elastic_trainer.cli.checks import check, is_elastic, is_for_board, without_effect
+from elastic_trainer.cli.exporters import EXPORTERS
+from elastic_trainer.datasets.named import DATASETS
+from elastic_trainer.runs.reader import METRICS, SUMMARY, is_run, read_config, read_settings
+from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import (
-    CLIPPING,
+    ALL_FLAGS,
+    BEST_MODEL,
     MAIN_FLAGS,
-    RECIPES,
-    DataSettings,
-    NetworkSettings,
+    PRESETS,
+    PROFILER_FLAGS,
+    RATE_BATCH,
+    TRAINED_IMAGES,
+    TRAINING,
+    Evaluation,
     ProfileSettings,
-    RunSettings,
     Settings,
-    defaults_of,
-    rate_at,
 )
+from elastic_trainer.settings.flags import OneLineParser, as_words, parse_bool
+from elastic_trainer.settings.network_names import GLYPH_WEIGHTS, WIDTHS, is_custom_model, model_label
+from elastic_trainer.system.errors import UserError
 
-HEAD_ALONE = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # solved for in one step
-
-
-@dataclass(frozen=True)
-class TrainCommand:
-    """One run: `main.py`."""
-
-    options: Mapping[str, Any]  # all, by name
-    open: frozenset[str] = frozenset()  # names of those that the run chooses for itself, in `cli.resolve`
-    warnings: tuple[str, ...] = ()  # lines about flags that have no effect
-
-    @cached_property
-    def network(self) -> NetworkSettings:
-        return from_options(NetworkSettings, self.options)
-
-    @cached_property
-    def data(self) -> DataSettings:
-        return from_options(DataSettings, self.options)
-
-    @cached_property
-    def training(self) -> Settings:
-        return from_options(Settings, self.options)
-
-    @cached_property
-    def run(self) -> RunSettings:
-        return from_options(RunSettings, self.options)
-
-    @property
-    def train_type(self) -> str:
-        """Name of the scheme."""
-        return self.run.train_type
-
-    @property
-    def trains_elsewhere(self) -> bool:
-        """Whether the run is planned in times of another device, whose memory is not known."""
-        return any(self.options[name] for name in RETIMED)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The options as config.json keeps them: as JSON types; rho is None for runs that do not use it."""
-        options = {name: self.options[name] for name in (*MAIN_FLAGS, "command")}
-        if not SCHEMES[self.train_type].is_elastic or options["deadline"] is not None:
-            options["rho"] = None
-        plain = (int, float, list, type(None))
-        return {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
-
-    @property
-    def part(self) -> NetworkSettings:
-        """The network with the size of a part of a batch as its batch size, as the timing table has it."""
-        return replace(self.network, batch_size=part_rows(self.network.batch_size, self.training.micro_batch))
-
-    def choose(self, **values: Any) -> TrainCommand:
-        """A copy with these options, which are then no longer open; an open learning rate follows the batch size."""
-        if "batch_size" in values and "learning_rate" in self.open:
-            rate = rate_at(RECIPES["robust"]["learning_rate"], values["batch_size"])
-            values = {"learning_rate": rate, **values}
-        return replace(self, options={**self.options, **values}, open=self.open - {*values})
-
-    def with_classes(self, count: int) -> TrainCommand:
-        """A copy for `count` classes, unless the number was given."""
-        return self if self.network.num_classes else self.choose(num_classes=count)
-
-    def with_choices_of(self, config: dict[str, Any]) -> TrainCommand:
-        """A copy that reuses the recorded choices of a run, by its config.json, that this command leaves open."""
-        values = {name: config[name] for name in self.open if name in config}
-        if "num_epochs" in values and config["train_type"] == HEAD_ALONE["train_type"]:
-            values |= HEAD_ALONE
-        return self.choose(**values)
+NAMES: dict[str, Collection[str]] = {  # that flags take
+    "dataset_name": DATASETS,
+    "preset": PRESETS,
+    "train_type": SCHEMES,
+    "export": EXPORTERS,
+}
+HEAD_ALONE: dict[str, Any] = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # it takes one step
+MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
+_FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
+EPILOG = "The defaults are those of the preset paper. docs/flags.md explains more."
 
 
-def continued(command: TrainCommand, images: dict[str, Any] | None = None) -> TrainCommand:
-    """The command, or a copy with the recorded choices of the run that it continues.
+def main_parser() -> OneLineParser:
+    """The flags of main.py."""
+    description = "Train one network under one scheme."
+    parser = OneLineParser({"profiler.py": PROFILER_FLAGS}, prog="main.py", description=description, epilog=EPILOG)
+    parser.add(MAIN_FLAGS, NAMES)
+    text = "of the paper's scripts: a line says where the text is, which is always written"
+    parser.add_argument("--save_txt", type=parse_bool, nargs="?", const=True, default=False, help=text)
+    return parser
 
-    Raises `UserError` if that run was started with other options, or with other `images`: `ImageData.record` of those
-    there are now, or None while they are not known.
+
+def profiler_parser() -> OneLineParser:
+    """The flags of profiler.py."""
+    description = "Measure what each tensor of a network costs to train."
+    parser = OneLineParser({"main.py": MAIN_FLAGS}, prog="profiler.py", description=description, epilog=EPILOG)
+    parser.add(PROFILER_FLAGS, NAMES)
+    return parser
+
+
+def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
+    """The command line of main.py, by default that of the process. Prints warnings of flags that have no effect.
+
+    Raises `UserError` for wrong flags.
     """
-    folder = command.run.folder
-    if not command.run.resume or not is_run(folder):
-        return command
-    before = read_config(folder)
-    command = command.with_choices_of(before)
-    change = first_change(command.config, before, FREE_ON_RESUME)
-    if change is None and images is not None:
-        change = changed_images(images, before["images"])
-    if change is not None:
-        raise UserError(
-            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
-        )
-    return command
+    words = sys.argv[1:] if words is None else words
+    given = main_parser().given(words)
+    if given.pop("save_txt"):
+        print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
+    if "evaluate" in given:
+        return _evaluation(given)
+    settings = parse_training(words)
+    for line in without_effect(given, settings):
+        print(f"main.py: warning: {line}", file=sys.stderr)
+    return settings
 
 
-@dataclass(frozen=True)
-class EvaluateCommand:
-    """One evaluation: `main.py --evaluate`. None stands for what neither the command line nor the run says."""
-
-    model: Path  # the .keras file
-    folder: Path  # for the results
-    data: DataSettings
-    model_name: str | None  # the user's function that builds the network, where Keras cannot load it without
-    input_size: int | None
-    num_classes: int | None
-    batch_size: int
-    seed: int
-    export: str | None
-    class_names: list[str] | None  # that the model was trained on, in the order of its outputs
+def parse_training(words: Sequence[str]) -> Settings:
+    """A command line of main.py that trains: a new run, or one to resume. Raises `UserError` for wrong flags."""
+    given = main_parser().given(words)
+    given.pop("save_txt")
+    if isinstance(given.get("resume"), Path):
+        return _resumed(given["resume"], given)
+    settings = complete(given)
+    return _resumed(settings.folder, given) if settings.resume and is_run(settings.folder) else settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileCommand(ProfileSettings):
-    """One profile: `profiler.py`."""
-
-    network: NetworkSettings
-    data: DataSettings
-    logdir: Path
-
-
-def parse_profiler(arguments: Sequence[str] | None = None) -> ProfileCommand:
+def parse_profiler(words: Sequence[str] | None = None) -> tuple[Settings, ProfileSettings]:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
-    args = profiler_parser().parse_args(arguments)
-    if args.from_trace is not None:
-        if args.timing != "trace":
-            raise UserError(f"--timing {args.timing}: cannot be combined with --from_trace; leave one of them out")
-        if not args.from_trace.is_file():
-            raise UserError(f"--from_trace {args.from_trace}: no such file; give a *.xplane.pb written by tf.profiler")
-    args.weights = args.weights or "none"  # times do not depend on them, and nothing has to be downloaded
-    fill_in_defaults(args)
-    network, data = from_options(NetworkSettings, vars(args)), from_options(DataSettings, vars(args))
-    return ProfileCommand(
-        network=network, data=data, logdir=args.logdir, **vars(from_options(ProfileSettings, vars(args)))
-    )
+    given = profiler_parser().given(words)
+    profile = ProfileSettings(**{name: given.pop(name) for name in vars(ProfileSettings()) if name in given})
+    path = profile.from_trace
+    if path is not None and profile.timing != "trace":
+        raise UserError(f"--timing {profile.timing}: cannot be combined with --from_trace; leave one of them out")
+    if path is not None and not path.is_file():
+        raise UserError(f"--from_trace {path}: no such file; give a *.xplane.pb written by tf.profiler")
+    return to_profile(given), profile
 
 
-# --- what several commands share --------------------------------------------------------------------------------------
+def to_profile(given: Mapping[str, Any]) -> Settings:
+    """Settings of a network to profile: its times do not depend on weights, and nothing has to be downloaded."""
+    settings = complete({"weights": "none", **given})
+    return replace(settings, batch_size=settings.batch_size or RATE_BATCH)
 
 
-def fill_in_defaults(args: argparse.Namespace) -> None:
-    """Set the options that were not given to their defaults. Raises `UserError` for options that do not suit others."""
-    check_data_options(args)
-    defaults = defaults_of(args.dataset_name)
-    args.model_name = args.model_name or defaults["model_name"]
-    args.optimizer = _optimizer(args)
-    check_exclusions(args, NETWORK)
-    if args.weights is None and is_custom_model(args.model_name):
-        args.weights = "none"
-    elif args.dataset_name == "digits" and args.model_name == "mobilenetv2" and args.alpha in (None, 0.35):
-        args.weights = args.weights or str(GLYPH_WEIGHTS)
-    if args.model_name not in WIDTHS:
-        args.alpha = 1.0
-    if is_custom_model(args.model_name):
-        defaults["save_model"] = False  # Keras may not be able to save it
-    for name, value in {**defaults, **recipe_settings(args)}.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value)
+# --- what follows from the flags --------------------------------------------------------------------------------------
 
 
-def _optimizer(args: argparse.Namespace) -> str:
-    return args.optimizer or ("adam" if args.model_name == "vit" else "sgd")
+def complete(given: Mapping[str, Any]) -> Settings:
+    """The settings of a new run, by the flags that are given; those are None which `resolve` chooses.
 
-
-def recipe_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that the recipe sets for this run, unless they are given.
-
-    Adam and PruneTrain use the paper's settings. Networks with random weights use the paper's scheme, since the upper
-    part alone would leave the lower layers random.
+    Raises `UserError` for flags that do not suit each other.
     """
-    paper, train_type = RECIPES["paper"], getattr(args, "train_type", None)
-    recipe = {**RECIPES[args.recipe or defaults_of(args.dataset_name)["recipe"]]}
-    if _optimizer(args) != "sgd" or (train_type is not None and not SCHEMES[train_type].takes("recipe")):
-        return paper
-    if args.weights == "none" or (is_custom_model(args.model_name) and not args.model_name.endswith(".keras")):
-        recipe["train_type"] = paper["train_type"]
-    if "learning_rate" in recipe:
-        batch_size = args.batch_size or defaults_of(args.dataset_name)["batch_size"]
-        recipe["learning_rate"] = rate_at(recipe["learning_rate"], batch_size)
-    return recipe
+    dataset_name = given.get("dataset_name", Settings.dataset_name)
+    preset = PRESETS[given.get("preset", DATASETS[dataset_name].preset)]
+    settings = replace(preset, **given)
+    name, unset = settings.model_name, {*ALL_FLAGS} - {*given}
+    follows: dict[str, Any] = {}
+    if name == "vit":
+        follows["optimizer"] = "adam"
+    if name not in WIDTHS:
+        follows["alpha"] = 1.0
+    if is_custom_model(name):
+        follows["weights"] = "none"
+    elif (dataset_name, name, settings.alpha) == ("digits", "mobilenetv2", 0.35):
+        follows["weights"] = str(GLYPH_WEIGHTS)
+    settings = replace(settings, **{name: value for name, value in follows.items() if name in unset})
+    if settings.train_type is None:
+        is_random = settings.weights == "none" and not name.endswith(".keras")
+        by_importance = is_random or settings.optimizer != "sgd"  # the lower layers of a random network must train
+        settings = replace(settings, train_type="elastic_training" + ("" if by_importance else "_upper_part"))
+    if preset.preset == "photos" and (settings.optimizer != "sgd" or settings.train_type == "prunetrain"):
+        paper = PRESETS["paper"]
+        settings = replace(settings, **{name: getattr(paper, name) for name in TRAINING if name not in given})
+    if settings.deadline is not None or not SCHEMES[settings.train_type].is_elastic:
+        unused: dict[str, Any] = {"rho": given.get("rho")}
+        settings = replace(settings, **unused)
+    check(given, settings)
+    return _with_run_name(_chosen(given, settings))
 
 
-def check_data_options(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options that the data set does not use."""
-    for name in ("data_dir", "test_fraction"):
-        if getattr(args, name, None) and name not in DATASETS[args.dataset_name].uses:
+def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
+    """Settings that depend on what the run does."""
+    changed: dict[str, Any] = {"save_model": _saves_model(given, settings)}
+    if settings.deterministic:
+        changed["validation_share"] = 1.0  # else the clock decides
+    if settings.train_type == HEAD_ALONE["train_type"]:
+        changed |= HEAD_ALONE
+    elif settings.deadline is not None and not {"num_epochs", "max_steps"} & {*given}:
+        changed |= {"num_epochs": None, "interval": given.get("interval")}
+    if not SCHEMES[settings.train_type].is_elastic:
+        changed["rho"] = None
+    return replace(settings, **changed)
+
+
+def _saves_model(given: Mapping[str, Any], settings: Settings) -> bool:
+    """Whether the best model is saved, which an export needs."""
+    if settings.export is not None and not is_for_board(settings):
+        if given.get("save_model") is False:
+            raise UserError(f"--export {settings.export}: needs the best model; leave out --save_model False")
+        return True
+    return not is_custom_model(settings.model_name) if settings.save_model is None else settings.save_model
+
+
+def _with_run_name(settings: Settings) -> Settings:
+    """With the run's name: as given, else made from the settings; `auto` is the published default."""
+    name = settings.run_name
+    if name in ("", "auto"):
+        name = f"{model_label(settings.model_name, settings.alpha)}_{settings.dataset_name}_{settings.train_type}"
+        name += "" if settings.rho is None else f"_rho{settings.rho:g}"
+        name += "" if settings.deadline is None else f"_deadline{settings.deadline:g}"
+    length = len(os.fsencode(name))
+    if length > MAX_NAME_BYTES:
+        raise UserError(f"--run_name {name[:20]}…: has {length} bytes; give at most {MAX_NAME_BYTES}")
+    if name in (".", "..") or not name.isprintable() or Path(name).name != name:
+        raise UserError(f"--run_name: must be the name of a folder without its path, not '{name}'")
+    if name in ("profiles", "images"):
+        raise UserError(f"--run_name: '{name}' is reserved for files that several runs share; choose another name")
+    return replace(settings, run_name=name)
+
+
+# --- runs to resume, and models to evaluate ---------------------------------------------------------------------------
+
+
+def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
+    """The settings of the run in `folder`, with those given now that may change.
+
+    Raises `UserError` if there is no run, or a setting that may not change differs.
+    """
+    if not is_run(folder):
+        raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
+    settings, free = read_settings(folder), dict[str, Any]()
+    for name, value in given.items():
+        was = getattr(settings, name)
+        if MAIN_FLAGS[name].is_free:
+            free[name] = value
+        elif value != was and not _has_replaced(name, settings):
+            started = "without it" if was is None else f"with {was}"
             raise UserError(
-                f"--{name}: works only with --dataset_name {users(DATASETS, name)}, not {args.dataset_name}"
+                f"--{name} {value}: the run in {folder} was started {started}; leave it out, or give another --run_name"
             )
+    if free.get("save_model") is False and "export" not in free:
+        free["export"] = None
+    place = folder.absolute()
+    settings = replace(settings, **{**free, "resume": True, "logdir": place.parent, "run_name": place.name})
+    check(given, settings)
+    return replace(settings, save_model=_saves_model(given, settings))
 
 
-def profiler_command(network: NetworkSettings, data: DataSettings, logdir: Path) -> str:
+def _has_replaced(name: str, settings: Settings) -> bool:
+    """Whether a run replaced what was given: it fits the head alone, or has no budget."""
+    if settings.train_type == HEAD_ALONE["train_type"] and name in HEAD_ALONE:
+        return name != "train_type" or settings.deadline is not None
+    return name == "rho" and not is_elastic(settings)
+
+
+def _evaluation(given: dict[str, Any]) -> Evaluation:
+    """An evaluation: flags that are not given come from the run of the model."""
+    unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
+    if unfit:
+        raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")
+    model = _model_file(given["evaluate"])
+    run = read_settings(model.parent) if is_run(model.parent) else None
+    values = dict[str, Any]() if run is None else {name: getattr(run, name) for name in _FROM_RUN}
+    preset = PRESETS[DATASETS[{**values, **given}.get("dataset_name", Settings.dataset_name)].preset]
+    if run is not None and given.get("dataset_name", run.dataset_name) != run.dataset_name:
+        values["data_dir"] = None  # it belongs to the run's data set
+    if "test_fraction" in given and (model.parent / TRAINED_IMAGES).is_file():
+        raise UserError(
+            f"--test_fraction {given['test_fraction']:g}: --evaluate tests a run on all images that it was not trained "
+            "on; leave it out"
+        )
+    source = given.get("model_name", values.get("model_name", ""))
+    if "model_name" in given and ".py:" not in source:
+        raise UserError(
+            f"--model_name {source}: --evaluate takes the network from its file; leave it out "
+            "(FILE.py:FUNCTION may be given, for a network with custom layers)"
+        )
+    sizes = {"input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
+    settings = Settings(**{**sizes, **values, **given, "augment": "none"})
+    folder, names = settings.logdir / f"evaluated_{model.stem}", None
+    if run is not None:
+        folder = model.parent if model.stem == "best" else model.parent / model.stem
+        names = (read_config(model.parent).get("images") or {}).get("class_names")
+    return Evaluation(settings, model, folder, source if ".py:" in source else None, names)
+
+
+def _model_file(path: Path) -> Path:
+    if path.is_dir():
+        if not (path / BEST_MODEL).is_file():
+            raise UserError(f"--evaluate {path}: contains no best.keras; runs save it with --save_model or --export")
+        return path / BEST_MODEL
+    if path.suffix != ".keras":
+        raise UserError(f"--evaluate {path}: must be the folder of a run or a file that ends in .keras")
+    if not path.is_file():
+        raise UserError(f"--evaluate {path}: there is no such file")
+    return path
+
+
+# --- the profiler's command line --------------------------------------------------------------------------------------
+
+
+def profiler_command(settings: Settings) -> str:
     """The command line that makes the timing table of these settings."""
-    return shlex.join(["python", "profiler.py", *profiler_flags(network, data, logdir)])
+    return shlex.join(["python", "profiler.py", *profiler_flags(settings)])
 
 
-def profiler_flags(network: NetworkSettings, data: DataSettings, logdir: Path) -> list[str]:
+def profiler_flags(settings: Settings) -> list[str]:
     """The flags of profiler.py that make the timing table of these settings. Those that equal a default, too."""
-    names = ("input_size", "num_classes", "batch_size", "optimizer", "seed")
-    flags = {
-        "model_name": network.model_name,
-        "dataset_name": data.dataset_name,
-        "alpha": network.alpha if network.model_name in WIDTHS else None,
-        **{name: getattr(network, name) for name in names},
-        "gradient_clipping": CLIPPING if network.clips_gradients else 0,  # times do not depend on how much
-        "data_dir": data.data_dir,
-        "logdir": logdir,
-    }
-    return as_words({name: value for name, value in flags.items() if value is not None and value is not False})
+    names = ["model_name", "dataset_name", "preset"]
+    names += ["alpha"] if settings.model_name in WIDTHS else []
+    names += ["input_size", "num_classes", "batch_size", "optimizer", "seed", "data_dir", "logdir"]
+    flags = {name: getattr(settings, name) for name in names}
+    return as_words({name: value for name, value in flags.items() if value is not None})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
 MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs

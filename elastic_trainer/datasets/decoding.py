@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from elastic_trainer.errors import first_line, importing, printable
+from elastic_trainer.system.errors import first_line, importing, printable
 
 with importing("reading images"):
     from PIL import Image, ImageOps

@@ -15,9 +15,9 @@ import numpy as np
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
 from elastic_trainer.datasets.images import DecodedImages, room_mb, taken
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import atomic_path, trusting
 from elastic_trainer.settings import TRAINED_IMAGES
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import atomic_path, trusting
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -23,7 +23,7 @@ from elastic_trainer.datasets.digests import digest, tested_digests
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
 from elastic_trainer.datasets.layout import Layout, check_known, class_folders, layout, reading
 from elastic_trainer.datasets.sources import DataSource
-from elastic_trainer.errors import UserError, first_few, printable
+from elastic_trainer.system.errors import UserError, first_few, printable
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given

@@ -20,8 +20,8 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.files import atomic_large_path, read_record, remove_leftovers, trusting, write_record
-from elastic_trainer.machine import available_memory_mb
+from elastic_trainer.system.files import atomic_large_path, read_record, remove_leftovers, trusting, write_record
+from elastic_trainer.system.machine import available_memory_mb
 
 if TYPE_CHECKING:
     from elastic_trainer.datasets.decoding import ImageSource

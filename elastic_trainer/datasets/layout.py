@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from elastic_trainer import files
-from elastic_trainer.errors import UserError, first_few, printable
+from elastic_trainer.system import files
+from elastic_trainer.system.errors import UserError, first_few, printable
 
 TRAIN, VALIDATION, TEST = "train", ("val", "valid", "validation"), "test"
 _WANTED = "train/<class>/ and test/<class>/, or with <class>/ alone"

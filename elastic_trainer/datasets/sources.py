@@ -1,7 +1,6 @@
-"""Finds a data set by the name that `--dataset_name` takes, a key of `registry.DATASETS`.
+"""Reads the digits of scikit-learn, which need no download, and the paper's data sets, of tensorflow-datasets (TFDS).
 
-Here are the digits of scikit-learn, which need no download, and the data sets of tensorflow-datasets (TFDS), among them
-the three of the paper. `image_folder` reads the user's photos.
+`image_folder` reads the user's photos.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
-from elastic_trainer.errors import UserError, importing
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.registry import DATASETS
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.system.errors import UserError, importing
+from elastic_trainer.system.machine import load_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -45,29 +42,6 @@ class DataSource(NamedTuple):
         if self.held_out is None:
             return {"training": self.train, "test": self.test}
         return {"training": self.train, "validation": self.test, "test": self.held_out}
-
-
-def class_names(settings: DataSettings) -> Sequence[str]:
-    """Names of the classes of a data set, in the order of their labels, without reading its images."""
-    dataset = DATASETS[settings.dataset_name]
-    return dataset.class_names(**({"data_dir": settings.data_dir} if "data_dir" in dataset.uses else {}))
-
-
-def find(settings: DataSettings) -> DataSource:
-    """The images of a data set, not yet read. Downloads it if it is one of tensorflow-datasets and not there.
-
-    Raises `UserError` if it is missing or cannot be downloaded, or if the folder does not have the required layout.
-    """
-    dataset = DATASETS[settings.dataset_name]
-    return dataset.read(**{flag: getattr(settings, flag) for flag in dataset.uses})
-
-
-def find_to_test(settings: DataSettings, class_names: Sequence[str] | None, trained: np.ndarray) -> DataSource:
-    """The images of a data set to test a model on: its test part, or what `image_folder.read_to_test` finds."""
-    read_to_test = DATASETS[settings.dataset_name].read_to_test
-    if read_to_test is None:
-        return find(settings)._replace(train=NO_IMAGES)
-    return read_to_test(settings.data_dir, settings.test_fraction, class_names, trained)
 
 
 def read_digits() -> DataSource:
@@ -102,20 +76,13 @@ def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
     return _builder(name, data_dir).info.features["label"].names
 
 
-def check_available(settings: DataSettings) -> None:
-    """Raise `UserError` now if a data set is to be downloaded and that is not possible; a try costs half a minute."""
-    if DATASETS[settings.dataset_name].is_tfds:
-        _check_download(settings.dataset_name, _builder(settings.dataset_name, settings.data_dir))
-
-
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     """Download a data set and write it in TFDS' format, unless that is done already; returns its builder.
 
     Raises `UserError`, which says what to download by hand and where to put it, if a download fails, or if a file does
     not have the published checksum.
     """
-    builder = _builder(name, data_dir)
-    _check_download(name, builder)
+    builder = check_download(name, data_dir)
     import tensorflow_datasets as tfds
 
     downloads = _downloads(builder)
@@ -132,21 +99,22 @@ def _downloads(builder: tfds.core.DatasetBuilder) -> Path:
     return Path(builder.data_dir).parents[1] / "downloads"
 
 
-def _check_download(name: str, builder: tfds.core.DatasetBuilder) -> None:
-    """Raise `UserError` if files of a data set are missing and none of their hosts answers. TFDS tries for minutes."""
+def check_download(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
+    """The builder of a data set. Raises `UserError` if files are missing and no host answers; TFDS tries minutes."""
+    builder = _builder(name, data_dir)
     downloads = _downloads(builder)
     urls = {info.filename: url for url, info in builder.url_infos.items()}
     missing = [url for file, url in urls.items() if not (downloads / "manual" / file).is_file()]
     is_there = Path(builder.data_dir).is_dir() or len([*downloads.rglob("*.INFO")]) >= len(missing)  # one for each file
     if is_there:
-        return
+        return builder
     import requests
 
     failure: Exception | None = None
     for url in {urlsplit(url).hostname: url for url in builder.url_infos}.values():
         try:
             requests.head(url, timeout=ANSWER_SECONDS)
-            return
+            return builder
         except requests.RequestException as error:
             failure = error
     assert failure is not None, "a data set has files"

@@ -17,14 +17,14 @@ import numpy as np
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
 from elastic_trainer.evaluation.predictions import Predictions, output_names, predict
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
-from elastic_trainer.machine import environment
+from elastic_trainer.system.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
+from elastic_trainer.system.machine import environment
 
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.cli.commands import EvaluateCommand
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.settings import Evaluation
 
 SHOWN_CLASSES = 20  # rows of the printed table
 COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
@@ -75,19 +75,19 @@ def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> lis
     return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
 
 
-def report(command: EvaluateCommand, model: keras.Model, dataset: ImageData) -> str:
+def report(evaluation: Evaluation, model: keras.Model, dataset: ImageData) -> str:
     """Test a model, write the files of its evaluation, and return the text to print."""
     start = time.perf_counter()
     predictions = predict(model, dataset)
     record = {
-        "model": str(command.model),
+        "model": str(evaluation.model),
         "dataset_name": dataset.name,
-        "data_dir": str(command.data.data_dir) if command.data.data_dir else None,
+        "data_dir": str(evaluation.settings.data_dir) if evaluation.settings.data_dir else None,
         "input_size": dataset.input_size,
         "outputs": model.output_shape[-1],
         "seconds": time.perf_counter() - start,
     }
-    return write_report(predictions, dataset.class_names, command.folder / "evaluation", record)
+    return write_report(predictions, dataset.class_names, evaluation.folder / "evaluation", record)
 
 
 def write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:

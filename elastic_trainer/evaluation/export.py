@@ -3,19 +3,14 @@
 Two files: `model.tflite` in float32, and `model_dynamic.tflite` with 8-bit weights (dynamic-range quantisation:
 activations stay float and are quantised at run time). Both take one image, float32 [1, size, size, 3] in 0…255, and
 return logits, float32 [1, classes]. They contain neither augmentation nor dropout. `labels.txt` names the classes.
-
-The model is traced here and converted from the concrete function. This works alike from TensorFlow 2.16 to 2.21 with
-every version of Keras 3; `from_keras_model` calls methods that some versions of Keras 3 do not have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import re
 import time
 import warnings
-from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -27,11 +22,11 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.evaluation.predictions import forward_function, output_names
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.files import atomic_path, write_json, write_text
-from elastic_trainer.machine import cores, environment, silenced
+from elastic_trainer.networks.tflite import convert
+from elastic_trainer.system.files import atomic_path, write_json, write_text
+from elastic_trainer.system.machine import cores, environment, silenced
 from elastic_trainer.timing.wall_time import measure_ms
 
 MAX_CHECKED_IMAGES = 1000  # test images that each file predicts, evenly spread over the split
@@ -47,50 +42,6 @@ RESULTS = {  # of Keras and each file: key in export.json -> title and format in
     "latency_one_thread_ms": ("ms, 1 thread", ".2f"),
     "latency_all_threads_ms": ("ms, all threads", ".2f"),
 }
-
-
-def convert(model: keras.Model, quantise: bool) -> bytes:
-    """The TensorFlow Lite file of `model`: from an image [1, size, size, 3] in 0…255 to logits [1, classes].
-
-    Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
-    """
-    module = inference_module(model, lambda image: {"logits": model(image, training=False)})
-    try:
-        return convert_module(module, quantise)
-    except Exception as error:  # ConverterError is not public, and tracing a custom layer may raise anything
-        raise UserError(f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}") from error
-
-
-def conversion_seconds(model: keras.Model) -> float:
-    """Wall time of converting `model` once on this device now."""
-    start = time.perf_counter()
-    convert(model, quantise=False)
-    return time.perf_counter() - start
-
-
-def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> tf.Module:
-    """A module whose `infer` is `function` of one image [1, size, size, 3], which calls `model`."""
-    module = tf.Module()
-    # A concrete function does not keep its variables alive.
-    module.kept = [variable.value for variable in model.variables]
-    spec = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
-    module.infer = tf.function(function, input_signature=[spec])
-    return module
-
-
-def convert_module(module: Any, quantise: bool = False) -> bytes:
-    """The TensorFlow Lite file of an `inference_module`."""
-    with silenced():  # the converter logs each of its passes
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
-        if quantise:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        return converter.convert()
-
-
-def missing_kernels(error: Exception) -> str:
-    """The operations that the converter lacks, if its error message names them; else the first line of the message."""
-    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
-    return f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]
 
 
 class Interpreter:

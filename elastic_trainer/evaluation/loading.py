@@ -3,76 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData, leave_out_trained, trained_images
-from elastic_trainer.datasets.sources import find_to_test
-from elastic_trainer.errors import UserError, first_line
+from elastic_trainer.datasets.named import DATASETS, find_to_test
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import changed_class
-from elastic_trainer.settings import defaults_of
-
-if TYPE_CHECKING:
-    from elastic_trainer.cli.commands import EvaluateCommand
+from elastic_trainer.settings import PRESETS, Evaluation
+from elastic_trainer.system.errors import UserError, first_line
 
 
 def load_to_evaluate(
-    command: EvaluateCommand, build: Callable[[str, int, int], keras.Model], load: Callable[..., ImageData]
+    evaluation: Evaluation, build: Callable[[str, int, int], keras.Model], load: Callable[..., ImageData]
 ) -> tuple[keras.Model, ImageData]:
     """The model to evaluate, from images [batch, size, size, 3] in 0…255 to logits, and the data set at that size.
 
     Args:
-        command: the evaluation.
+        evaluation: its settings.
         build: makes a network of the user by its name, input size and number of classes, see `models.build_model`.
         load: reads images, see `data.load`.
     """
-    images = command.data
-    source = find_to_test(images, command.class_names, trained_images(command.model))
-    change = changed_class(source.class_names, command.class_names or source.class_names)
+    settings = evaluation.settings
+    source = find_to_test(settings, evaluation.class_names, trained_images(evaluation.model))
+    change = changed_class(source.class_names, evaluation.class_names or source.class_names)
     if change is not None:
         raise UserError(
-            f"--evaluate {command.model}: was trained with {change}; give images of the same classes, in folders with "
-            "the same names"
+            f"--evaluate {evaluation.model}: was trained with {change}; give images of the same classes, in folders "
+            "with the same names"
         )
-    classes, default_size = len(source.class_names), defaults_of(images.dataset_name)["input_size"]
-    model = _saved_network(command)
+    classes, default_size = len(source.class_names), PRESETS[DATASETS[settings.dataset_name].preset].input_size
+    model = _saved_network(evaluation)
     if model is not None:
-        size = _fixed_input_size(model, command) or default_size
+        size = _fixed_input_size(model, evaluation) or default_size
     else:
-        size = command.input_size or default_size
-        model = _built_network(command, partial(build, str(command.model_name), size, command.num_classes or classes))
-    model = _with_checked_outputs(model, size, command, classes)
-    dataset = load(images, size, command.batch_size, command.seed, command.num_classes, source=source)
-    leave_out_trained(dataset, command.model, "--evaluate")
+        size = settings.input_size or default_size
+        model = _built_network(evaluation, partial(build, str(evaluation.network), size, classes))
+    model = _with_checked_outputs(model, size, evaluation, classes)
+    dataset = load(replace(settings, input_size=size, num_classes=classes), source=source)
+    leave_out_trained(dataset, evaluation.model, "--evaluate")
     return model, dataset
 
 
-def _saved_network(command: EvaluateCommand) -> keras.Model | None:
+def _saved_network(evaluation: Evaluation) -> keras.Model | None:
     """The model in the file; None if Keras cannot load it, and a function of the user makes it."""
     try:
-        return load_model(command.model, "--evaluate", imports=command.model_name is None)
+        return load_model(evaluation.model, "--evaluate", imports=evaluation.network is None)
     except UserError:
-        if command.model_name is None:
+        if evaluation.network is None:
             raise
         return None
 
 
-def _built_network(command: EvaluateCommand, build: Callable[[], keras.Model]) -> keras.Model:
+def _built_network(evaluation: Evaluation, build: Callable[[], keras.Model]) -> keras.Model:
     """The network that code of the user makes, with the weights in the file."""
-    keras.utils.set_random_seed(command.seed)
+    keras.utils.set_random_seed(evaluation.settings.seed)
     model = build()
-    load_saved(model, command.model, "--evaluate", f"the network of --model_name {command.model_name}")
+    load_saved(model, evaluation.model, "--evaluate", f"the network of --model_name {evaluation.network}")
     return model
 
 
-def _fixed_input_size(model: keras.Model, command: EvaluateCommand) -> int | None:
+def _fixed_input_size(model: keras.Model, evaluation: Evaluation) -> int | None:
     """Height and width of the images that `model` takes, which must be square; `--input_size` if it takes any size."""
-    shape, requested, path = getattr(model, "input_shape", None), command.input_size, command.model
+    shape, path = getattr(model, "input_shape", None), evaluation.model
+    requested: int | None = evaluation.settings.input_size
     if shape is None:  # a subclass of keras.Model without a defined input shape
         return requested
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[3] not in (3, None):
@@ -87,12 +85,12 @@ def _fixed_input_size(model: keras.Model, command: EvaluateCommand) -> int | Non
     return next(iter(sizes), requested)
 
 
-def _with_checked_outputs(model: keras.Model, size: int, command: EvaluateCommand, classes: int) -> keras.Model:
+def _with_checked_outputs(model: keras.Model, size: int, evaluation: Evaluation, classes: int) -> keras.Model:
     """A classifier, with or without a softmax at its end, for images of one size, returning logits.
 
-    Its number of outputs must fit the data set's `classes` and `--num_classes`.
+    It must have an output for each of the data set's `classes`.
     """
-    path, num_classes, dataset_name = command.model, command.num_classes, command.data.dataset_name
+    path, dataset_name = evaluation.model, evaluation.settings.dataset_name
     inputs = keras.Input((size, size, 3), name="image")
     try:
         shape: tuple[int | None, ...] = getattr(model(inputs), "shape", ())
@@ -104,12 +102,9 @@ def _with_checked_outputs(model: keras.Model, size: int, command: EvaluateComman
         ) from error
     if outputs is None:
         raise UserError(f"--evaluate {path}: returns {shape or 'several outputs'}, not one number per class")
-    if outputs != (num_classes or classes) or outputs < classes:
-        wrong = num_classes if num_classes and num_classes != outputs else None
-        flag = f"--num_classes {wrong}" if wrong else f"--dataset_name {dataset_name}"
-        hint = f"; give --num_classes {outputs} if it has more outputs on purpose" if outputs > classes else ""
+    if outputs != classes:
         raise UserError(
-            f"{flag}: {path} has outputs for {outputs} classes, {dataset_name} has {classes}; "
-            f"name the data set it was trained on{hint}"
+            f"--dataset_name {dataset_name}: {path} has outputs for {outputs} classes, {dataset_name} has {classes}; "
+            "name the data set it was trained on"
         )
     return keras.Model(inputs, logits, name=model.name)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.errors import figure_text, importing
 from elastic_trainer.evaluation.predictions import Predictions
+from elastic_trainer.system.errors import figure_text, importing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

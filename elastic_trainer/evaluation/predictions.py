@@ -12,8 +12,8 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.system.errors import UserError
 
 SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_line, importing
 from elastic_trainer.networks.efficientnet_lite import OFFSET, SCALE, efficientnet_lite
-from elastic_trainer.networks.names import KERAS_NETWORKS, PACKAGED_NETWORK, WIDTHS
+from elastic_trainer.settings.network_names import KERAS_NETWORKS, PACKAGED_NETWORK, WIDTHS
+from elastic_trainer.system.errors import UserError, first_line, importing
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
 _PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1, as `_scaling` returns it

@@ -259,7 +259,7 @@ def _is_product(layer: Any, inputs: tf.Tensor, rows: int | None) -> bool:
 def _pointwise(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """A convolution with a kernel [1, 1, channels, outputs] as a product of matrices, faster where it is small.
 
-    Its result has a row for each example, as features need (`training.prefix`), and no batch size is written into it.
+    Its result has a row for each example, as features need (`engine.prefix`), and no batch size is written into it.
     """
     _, height, width, channels = inputs.shape
     rows = tf.matmul(tf.reshape(inputs, [-1, channels]), tf.reshape(kernel, kernel.shape[2:]))

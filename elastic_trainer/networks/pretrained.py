@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, first_few, first_line, importing
-from elastic_trainer.files import check_unpacked
-from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.settings.network_names import is_custom_model
+from elastic_trainer.system.errors import UserError, first_few, first_line, importing
+from elastic_trainer.system.files import check_unpacked
 
 KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that saved its model"
 

@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.errors import UserError, importing
-from elastic_trainer.files import atomic_path, check_unpacked
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.system.errors import UserError, importing
+from elastic_trainer.system.files import atomic_path, check_unpacked
 
 # Where Keras has classes that a network is made of. Others, such as keras.utils and keras.config, read and write files,
 # or switch safe mode off; Keras before 3.12 takes them from a file, and before 3.9 takes any function of Python.

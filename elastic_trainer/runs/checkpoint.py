@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.errors import START_AGAIN, UserError
-from elastic_trainer.files import atomic_path, check_unpacked, writing
+from elastic_trainer.system.errors import START_AGAIN, UserError
+from elastic_trainer.system.files import atomic_path, check_unpacked, writing
 
 VERSION = 7  # of the contents of the state
 _STATE = "state"

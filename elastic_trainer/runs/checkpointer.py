@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from elastic_trainer.engine.closed_form_head import closed_form_head
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.training.closed_form_head import closed_form_head
 
 if TYPE_CHECKING:
     from elastic_trainer.runs.run_log import RunLog
-    from elastic_trainer.trainer import Trainer
+    from elastic_trainer.runs.trainer import Trainer
 
 
 class Checkpointer(Listener):

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import existing_parent, is_temporary, locked, writing
 from elastic_trainer.runs.reader import is_run
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import existing_parent, is_temporary, locked, writing
 
 
 @contextlib.contextmanager

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.machine import gpu_peak_memory_mb
+from elastic_trainer.engine.state import StepResult
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.system_memory import peak_memory_mb
+from elastic_trainer.system.machine import gpu_peak_memory_mb
+from elastic_trainer.system.memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
-from elastic_trainer.training.state import StepResult
 
 MEASURED = "step", "step_flops", "step_ms", "slowdowns", "caching_ms"  # of a selection, not by it
 LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before

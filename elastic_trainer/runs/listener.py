@@ -5,24 +5,21 @@ A Keras callback is a listener, too. It lacks the hooks of selections and does n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
-
-if TYPE_CHECKING:
-    from elastic_trainer.trainer import Trainer
 
 
 class Listener(keras.callbacks.Callback):
     """Does nothing at any hook. When a hook is called, the trainer's history already contains the event.
 
     Attributes:
-        trainer: the trainer that it listens to.
+        trainer: the `Trainer` that it listens to.
     """
 
-    trainer: Trainer
+    trainer: Any  # a type would be an import in a circle
 
-    def set_trainer(self, trainer: Trainer) -> None:
+    def set_trainer(self, trainer: Any) -> None:
         """Called once, before `on_train_begin`."""
         self.trainer = trainer
 

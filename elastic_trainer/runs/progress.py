@@ -82,7 +82,7 @@ class ProgressBar(Listener):
             advice = "it is falling: train longer, or raise --learning_rate"
         elif change > 1:
             can_warm_up = settings.optimizer == "sgd" and not settings.warmup
-            warmup = ", or raise it gradually with --recipe robust" if can_warm_up else ""
+            warmup = ", or raise it gradually with --preset photos" if can_warm_up else ""
             advice = f"it is rising: lower --learning_rate{warmup}"
         return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import read_record, trusting
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, Settings
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import read_record, trusting
 
 CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.csv", "selections.csv"
 
@@ -20,6 +20,15 @@ CONFIG, SUMMARY, METRICS, SELECTIONS = "config.json", "summary.json", "metrics.c
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of the run in `folder`."""
     return read_record(folder / CONFIG)
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings of the run in `folder`, by its config.json."""
+    config = read_config(folder)
+    with trusting(folder / CONFIG):
+        values = {one.name: config[one.name] for one in fields(Settings)}
+        paths = {name: Path(values[name]) for name in ("data_dir", "logdir", "evaluate") if values[name] is not None}
+        return Settings(**{**values, **paths})
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -55,13 +64,6 @@ def is_run(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
-
-
-def started_with(folder: Path) -> list[str]:
-    """The command line that started the run in `folder`, in words. Raises `UserError` if there is no run."""
-    if not is_run(folder):
-        raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
-    return [*read_config(folder).get("command", [])]
 
 
 class Selections(NamedTuple):

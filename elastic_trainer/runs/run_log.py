@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_csv, write_record
-from elastic_trainer.machine import environment
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run, read_config
 from elastic_trainer.runs.tensorboard import EventsWriter
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_csv, write_record
+from elastic_trainer.system.machine import environment
 
 SELECTION_COLUMNS = (
     *("epoch", "step", "name", "importance", "chosen"),

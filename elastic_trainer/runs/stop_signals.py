@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
-from elastic_trainer.errors import Stopped
 from elastic_trainer.runs.listener import Listener
+from elastic_trainer.system.errors import Stopped
 
 
 class StopSignals(Listener):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.files import write_record
-from elastic_trainer.options import duration_text
 from elastic_trainer.runs.reader import SUMMARY, read_summary
 from elastic_trainer.settings import BEST_MODEL
+from elastic_trainer.settings.flags import duration_text
+from elastic_trainer.system.files import write_record
 
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
+    from elastic_trainer.engine.task import Score
     from elastic_trainer.runs.history import History
-    from elastic_trainer.task import Score
 
 
 MIN_STEPS = 10  # measured ones, for a ratio of a run's time

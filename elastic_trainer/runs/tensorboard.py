@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.errors import UserError, importing
+from elastic_trainer.engine.state import StepResult
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.training.state import StepResult
+from elastic_trainer.system.errors import UserError, importing
 
 with importing("TensorBoard's events"):
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -27,10 +27,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
-from elastic_trainer.errors import UserError
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 

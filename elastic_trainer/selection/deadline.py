@@ -11,11 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
-from elastic_trainer.errors import UserError
-from elastic_trainer.options import duration_text
 from elastic_trainer.selection.budget import LATEST_STEPS, Allowance, Progress, TimeBudget, latest_slowdown
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
+from elastic_trainer.settings.flags import duration_text
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
 
 DEADLINE_RHO = 0.6  # for which a deadline's epochs are chosen: a larger one led to no better model (docs/results.md)

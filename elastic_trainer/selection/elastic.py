@@ -13,8 +13,9 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.registry import IMPORTANCES
 from elastic_trainer.selection.budget import (
     GRADIENT_PASSES,
     Allowance,
@@ -32,9 +33,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import Task
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.state import TrainState
 
 
 class ElasticScheme(Scheme):
@@ -122,7 +121,7 @@ class ElasticScheme(Scheme):
         self._ends = [*steps, schedule.total_steps]
         # Gradient passes must be compiled. That pays where later selections use what they measure.
         is_used = len(steps) > 1 or self._evaluator.reads_gradients
-        self._measures_speed = self._passes_fit and self.settings.correct_budget and is_used
+        self._measures_speed = self._passes_fit and not self.settings.deterministic and is_used
         self.pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
 
     def follow(self, table: TimingTable, step: int) -> None:
@@ -168,10 +167,9 @@ class ElasticScheme(Scheme):
         """The further arguments of the Tensor Selector."""
         uses_features = progress.features_possible and self._room_mb > 0
         misses = feature_misses(self.data, self._steps(progress)) if uses_features else 1.0
-        limits = self.settings.time_resolution, misses
         if self._room_mb == math.inf:
-            return limits
-        return *limits, self._room_mb, feature_batches(self.data, self.settings)
+            return (misses,)
+        return misses, self._room_mb, feature_batches(self.data, self.settings)
 
     def _kept(self, best: Plan, progress: Progress, allowance: Allowance) -> Plan:
         """`best`, or the current selection by `keep`, unless it takes too much memory."""
@@ -275,12 +273,14 @@ def make_budget(
 
 
 def elastic_scheme(
-    context: SchemeContext, importance: str | None = "gain", select: Callable[..., Plan] = select_tensors
+    context: SchemeContext,
+    importance: Callable[[Task, int | None], ImportanceEvaluator] | None = ImportanceEvaluator,
+    select: Callable[..., Plan] | None = None,
 ) -> Scheme:
-    """Elastic training by an importance of `registry.IMPORTANCES`, or by none, see `ElasticScheme`."""
+    """Elastic training by an importance, or by none, see `ElasticScheme`."""
     task, data, settings, budget = context
     assert budget is not None, "elastic training needs a time budget"
-    evaluator = NoImportance if importance is None else IMPORTANCES[importance].make
+    select = select or select_tensors
     if settings.has_fillers and importance is not None:
         select = partial(select, has_fillers=True)
-    return ElasticScheme(task, data, settings, budget, evaluator, select)
+    return ElasticScheme(task, data, settings, budget, importance or NoImportance, select)

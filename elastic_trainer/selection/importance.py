@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.engine.optimizers import unscaled
+from elastic_trainer.engine.state import not_finite
+from elastic_trainer.engine.step import AllGradients, drop_missing, one_replica
+from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import restored
-from elastic_trainer.task import Task
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import unscaled
-from elastic_trainer.training.state import not_finite
-from elastic_trainer.training.step import AllGradients, drop_missing, one_replica
 
 TRIAL_RATE = 1e-4  # the highest learning rate for which the paper measures importance
 

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
-from elastic_trainer.memory.budget import MemoryBudget
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing.table import TimingTable
 

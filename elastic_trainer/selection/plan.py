@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
-from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.options import duration_text
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.selection.budget import first_misses
 from elastic_trainer.selection.deadline import RunTime
 from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
+from elastic_trainer.settings.flags import duration_text
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
@@ -81,7 +81,7 @@ class RunPlanner:
             return None
         if rho < 1 and table.predict_ms(self.head, misses) > rho * table.full_step_ms:
             return None
-        plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, None, misses, room_mb, batches)
+        plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, misses, room_mb, batches)
         step_ms, kept = plan.step_ms + plan.caching_ms, batches * plan.uses_features
         training = self.schedule.total_steps * step_ms / 1e3
         selections = len(self.schedule.selection_steps(settings.interval))

@@ -6,8 +6,8 @@ import math
 import sys
 from dataclasses import dataclass
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 
 
 @dataclass(frozen=True)

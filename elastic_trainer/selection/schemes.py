@@ -4,7 +4,7 @@
     ClosedFormScheme   the head, without gradients
     ElasticScheme      what the Tensor Selector picks within the time budget, again every few epochs (`elastic.py`)
 
-PruneTrain's scheme is in extensions/pruning/. `registry.SCHEMES` names them all.
+PruneTrain's scheme is in pruning/. `elastic_trainer.selection.named.SCHEMES` names them all.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.networks.tensors import all_mask
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.engine.closed_form_head import ClosedFormStep
+from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import Progress, TimeBudget
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import Task
-from elastic_trainer.training.closed_form_head import ClosedFormStep
-from elastic_trainer.training.state import TrainState
 
 
 class SchemeContext(NamedTuple):
@@ -97,7 +95,7 @@ class FixedScheme(Scheme):
 
 
 class ClosedFormScheme(FixedScheme):
-    """The head alone, in one step that solves for it by all training examples: see `training.closed_form_head`."""
+    """The head alone, in one step that solves for it by all training examples: see `engine.closed_form_head`."""
 
     def __init__(self, mask: np.ndarray, data: ShuffledData) -> None:
         super().__init__(mask)
@@ -108,21 +106,3 @@ class ClosedFormScheme(FixedScheme):
 
     def adopt(self, selection: Selection, state: TrainState, uses_features: bool) -> None:
         state.train_by(ClosedFormStep(state.task, self._data))
-
-
-def trainable_mask(train_type: str, model: keras.Model, trained_layers: int) -> np.ndarray:
-    """Bool [N] over `model.trainable_variables`: all that a scheme may ever train."""
-    scheme = SCHEMES[train_type]
-    if scheme.mask is None:
-        return all_mask(model)
-    return scheme.mask(model, trained_layers) if "trained_layers" in scheme.uses else scheme.mask(model)
-
-
-def fixed_scheme(context: SchemeContext, train_type: str) -> Scheme:
-    """The scheme that trains all of its `trainable_mask` from start to end."""
-    return FixedScheme(trainable_mask(train_type, context.task.model, context.settings.trained_layers))
-
-
-def closed_form_scheme(context: SchemeContext, train_type: str) -> Scheme:
-    """The scheme that solves for the head."""
-    return ClosedFormScheme(trainable_mask(train_type, context.task.model, 0), context.data)

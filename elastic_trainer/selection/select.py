@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Selection:
     step_flops: float = 0.0  # of each of its steps
     step_ms: list[float] = field(default_factory=list)  # their measured times
     slowdowns: list[float] = field(default_factory=list)  # by each gradient pass among them, see `selection.budget`
-    caching_ms: float = 0.0  # computing the features that are kept (`training.features`), in all
+    caching_ms: float = 0.0  # computing the features that are kept (`engine.features`), in all
 
     @property
     def predicted_share(self) -> float:
@@ -80,11 +80,11 @@ def select_tensors(
     importance: np.ndarray,
     head: np.ndarray,
     rho: float,
-    time_resolution: int | None = None,
     misses: float = 1.0,
     room_mb: float = inf,
     kept_batches: float = 0.0,
     *,
+    time_resolution: int | None = None,
     has_fillers: bool = False,
 ) -> Plan:
     """Solve for the tensors of largest importance whose predicted step time is at most `rho` of a full step.
@@ -96,10 +96,10 @@ def select_tensors(
         table: timing table of the network.
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
         rho: step time over a full step's, both in table time; 1 sets no limit, whatever the fit's error.
-        time_resolution: T_q, see `selection_solver_DP.solve`.
         misses: of cached features, see `timing.fit`; making them is part of the step time.
         room_mb: memory that training may take; the head is selected even if it takes more.
         kept_batches: number of batches whose features are kept, see `TimingTable.predict_mb`.
+        time_resolution: T_q, see `selection_solver_DP.solve`.
         has_fillers: see `Problem.of`.
 
     Raises:
@@ -113,8 +113,8 @@ def select_tensors(
     kept = kept_batches * table.predict(mask, misses).uses_features
     if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
         # Solved without features: what they take depends on the cut, and time is the smaller loss.
-        limits = time_resolution, 1.0, room_mb
-        return select_tensors(table, importance, head, rho, *limits, has_fillers=has_fillers)
+        more: dict[str, Any] = {"time_resolution": time_resolution, "has_fillers": has_fillers}
+        return select_tensors(table, importance, head, rho, 1.0, room_mb, **more)
     if room_mb < inf and table.predict_mb(mask) > room_mb:
         assert table.memory is not None
         mask = problem.mask(solve_both(problem, table.memory, room_mb))
@@ -126,7 +126,6 @@ def select_upper_part(
     importance: np.ndarray,
     head: np.ndarray,
     rho: float,
-    time_resolution: int | None = None,
     misses: float = 1.0,
     room_mb: float = inf,
     kept_batches: float = 0.0,
@@ -135,7 +134,7 @@ def select_upper_part(
 
     One tensor more may cost less where smaller features pass the cut. So every depth is tried.
 
-    Args as for `select_tensors`; `importance` and `time_resolution` have no effect.
+    Args as for `select_tensors`; `importance` has no effect.
     """
     budget_ms = _budget_ms(table, rho, misses)
     best = plan_of(table, head, None, budget_ms, misses)

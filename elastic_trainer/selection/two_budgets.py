@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastic_trainer.machine import silenced
-from elastic_trainer.memory.costs import NO_CHAIN, MemoryCosts
 from elastic_trainer.selection.problem import Problem
+from elastic_trainer.system.machine import silenced
+from elastic_trainer.timing.memory_costs import NO_CHAIN, MemoryCosts
 
 GAP = 1e-3  # of the importance
 MAX_NODES = 5000  # of the search, so that it ends; what it has found by then is taken

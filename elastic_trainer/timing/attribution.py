@@ -35,7 +35,7 @@ from elastic_trainer.networks.graphs import inputs_first, is_stateful
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
 
 
 class OperationTimes(NamedTuple):
@@ -179,7 +179,7 @@ def _kernels(step: TrainStep, variables: Sequence[keras.Variable], place: np.nda
 def _forward_reach(
     operations: list[Any], before: list[list[int]], step: TrainStep, in_order: Sequence[keras.Variable]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What each operation depends on, as far as the frozen prefix is concerned (`training.prefix`).
+    """What each operation depends on, as far as the frozen prefix is concerned (`engine.prefix`).
 
     Int [operations], the first of the N variables `in_order` that it depends on; N if it depends on none, -1 if on the
     targets or on what differs from step to step. And bool [operations], whether it depends on the inputs.

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.graphs import needed_operations
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, match_op, matched_operations, strip_layout
@@ -29,7 +29,7 @@ from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, ma
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
 
 MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"

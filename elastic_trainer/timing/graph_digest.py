@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_trainer.networks.graphs import bodies, inputs_first
 
 if TYPE_CHECKING:
-    from elastic_trainer.task import Task
+    from elastic_trainer.engine.task import Task
 
 # Attributes of a process, and seeds.
 _IGNORED = ("container", "shared_name", "debug_name", "token", "config_proto", "seed", "seed2")

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic_trainer.datasets.batches import Batch
-from elastic_trainer.errors import UserError
-from elastic_trainer.memory.budget import MEASURED_SHARE, MemoryBudget
+from elastic_trainer.engine.memory import MEASURED_SHARE, MemoryBudget
+from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.settings import TABLE_RECORD
-from elastic_trainer.task import CompiledTask
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.profiling import compiled_settings, numbered_names, profile_compiled
 from elastic_trainer.timing.run_steps import table_of_steps

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.settings import NetworkSettings
-    from elastic_trainer.task import Task
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
+    from elastic_trainer.engine.task import Task
+    from elastic_trainer.settings import Settings
 
 MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
 MAX_TRIES = 3  # of a step that other virtual machines disturb
@@ -133,8 +133,8 @@ def measure_steps(
 
 def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:
     """An optimizer of the kind `name` at rate 0: every operation of a step runs, and no weight changes."""
+    from elastic_trainer.engine.optimizers import make_optimizer
     from elastic_trainer.networks.tensors import head_mask
-    from elastic_trainer.training.optimizers import make_optimizer
 
     head = np.flatnonzero(head_mask(model)).tolist()
     optimizer = make_optimizer(name, 0.0, 5e-4, 1, clipping=1.0 if clips_gradients else None, unclipped=head)
@@ -142,22 +142,22 @@ def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False)
     return optimizer
 
 
-def idle_training(model: keras.Model, network: NetworkSettings) -> Training:
+def idle_training(model: keras.Model, settings: Settings) -> Training:
     """What steps of an image classifier are measured with: its `idle_optimizer`, and noise, all of the first class."""
     import tensorflow as tf
 
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.task import ImageClassification
+    from elastic_trainer.engine.task import ImageClassification
 
     task = ImageClassification(model)
-    images, labels, _ = task.signature(network.batch_size)
+    images, labels, _ = task.signature(settings.batch_size)
     batch = Batch(lambda: tf.random.uniform(images.shape, 0, 255, seed=0), tf.zeros(labels.shape, labels.dtype))
-    return Training(task, idle_optimizer(model, network.optimizer, network.clips_gradients), batch)
+    return Training(task, idle_optimizer(model, settings.optimizer, settings.clips_gradients), batch)
 
 
 def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> list[partial[Any]]:
     """For each of `masks` (bool [N]; None: all tensors) a call of its `TrainStep`, compiled, on the batch."""
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
 
     task, optimizer, batch = training
     runs = []
@@ -170,7 +170,7 @@ def compile_steps(training: Training, masks: Sequence[np.ndarray | None]) -> lis
 
 def compile_from_features(run: partial[Any]) -> partial[Any] | None:
     """A call that trains from cached features as `run` of `compile_steps` does; None if there is nothing to cache."""
-    from elastic_trainer.training.prefix import split_step
+    from elastic_trainer.engine.prefix import split_step
 
     parts = split_step(run.func)  # type: ignore[arg-type]  # the TrainStep
     if parts is None:
@@ -186,7 +186,7 @@ def copying_ms() -> tuple[float, float]:
     import tensorflow as tf
 
     rows, some = np.arange(COPIED_ROWS), np.ones((COPIED_BATCH, COPIED_ROW_BYTES // 4), np.float32)
-    kept = np.empty((COPIED_ROWS, *some.shape[1:]), np.float32)  # as `training.features` keeps them
+    kept = np.empty((COPIED_ROWS, *some.shape[1:]), np.float32)  # as `engine.features` keeps them
     writes = [partial(kept.__setitem__, part, some) for part in np.split(rows, COPIED_ROWS // COPIED_BATCH)]
     shuffled = np.split(np.random.default_rng(0).permutation(rows), len(writes))
     reads = [partial(lambda part: tf.constant(kept[part]), part) for part in shuffled]
@@ -216,7 +216,7 @@ def measure(
     Raises:
         NoTimeToMeasureError: that time does not suffice, by how long compiling and running the full step took.
     """
-    from elastic_trainer.training.step import AllGradients, forward_pass
+    from elastic_trainer.engine.step import AllGradients, forward_pass
 
     start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
     [run_full] = compile_steps(training, [None])

@@ -13,14 +13,14 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.memory.budget import MemoryBudget, Needed
-from elastic_trainer.memory.step_memory import training_mb, variables_mb
+from elastic_trainer.engine.memory import MemoryBudget, Needed
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.step_memory import training_mb, variables_mb
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.measuring import idle_optimizer
-from elastic_trainer.training.step import TrainStep
 
 # More than a step was ever seen to take of the outputs of all layers, of the weights, and beside them (docs/memory.md).
 OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
@@ -29,11 +29,11 @@ OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
 class TracedSteps:
     """MB that steps of `model` take, predicted from their graphs; each is traced once.
 
-    `network` has its optimizer and clipping; `memory` is what they may take, by default what the machine has.
+    `settings` have its optimizer and clipping; `memory` is what they may take, by default what the machine has.
     """
 
-    def __init__(self, model: keras.Model, network: NetworkSettings, memory: MemoryBudget | None = None) -> None:
-        self.model, self.network, self.memory = model, network, memory or MemoryBudget()
+    def __init__(self, model: keras.Model, settings: Settings, memory: MemoryBudget | None = None) -> None:
+        self.model, self.settings, self.memory = model, settings, memory or MemoryBudget()
         self._known = dict[tuple[bytes, int, int], float]()
 
     def certainly_fit(self, batch_size: int) -> bool:
@@ -49,7 +49,7 @@ class TracedSteps:
         key = mask.tobytes(), batch_size, rows
         if key not in self._known:
             with self.memory.reusing():
-                optimizer = idle_optimizer(model, self.network.optimizer, self.network.clips_gradients)
+                optimizer = idle_optimizer(model, self.settings.optimizer, self.settings.clips_gradients)
                 step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
                 self._known[key] = training_mb(step)[0]
                 del step
@@ -74,7 +74,7 @@ class TracedSteps:
         others = [] if trains_less is None else [trains_less]
         if others and not self.memory.fits(self.needed_mb(head_mask(self.model), batch_size, micro_batch)):
             others = []
-        network = self.network
-        what = f"{what} {network.model_name} on {batch_size} images of {network.input_size}×{network.input_size}"
+        settings = self.settings
+        what = f"{what} {settings.model_name} on {batch_size} images of {settings.input_size}×{settings.input_size}"
         beside = " and what the images take"
         raise self.memory.refuse(what, needed, batch_size, micro_batch, can_split, others, beside)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.machine import environment
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit, depth_of, fit_wall_time, forward_sums, selection_sums
 from elastic_trainer.timing.flops import count_flops
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.task import CompiledTask, Task
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
+    from elastic_trainer.engine.task import CompiledTask, Task
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
@@ -67,7 +67,7 @@ def profile(
     import tensorflow as tf
 
     from elastic_trainer.datasets.batches import Batch, mapped, specs_of
-    from elastic_trainer.task import CompiledTask
+    from elastic_trainer.engine.task import CompiledTask
 
     values = mapped(tf.convert_to_tensor, (inputs, targets, weights))
     task = CompiledTask(model, *specs_of(values))
@@ -258,8 +258,8 @@ def table_of_trace(training: Training, settings: dict[str, Any], trace: Operatio
     Raises:
         UserError: the trace is not of this network.
     """
+    from elastic_trainer.engine.step import TrainStep
     from elastic_trainer.timing.foreign_trace import has_folded_batch_norm, match_operations
-    from elastic_trainer.training.step import TrainStep
 
     task, optimizer, batch = training
     full = TrainStep(task, optimizer, len(batch))
@@ -308,9 +308,9 @@ def _timing_table(
     details: dict[str, Any],
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
-    from elastic_trainer.memory.costs import memory_costs
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.timing.graph_digest import graph_digest
+    from elastic_trainer.timing.memory_costs import memory_costs
 
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
     operation_ms = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.machine import environment
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.profiling import added_up
@@ -16,7 +16,7 @@ from elastic_trainer.timing.table import TimingTable
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.task import Task
+    from elastic_trainer.engine.task import Task
 
 
 def table_of_steps(
@@ -27,7 +27,7 @@ def table_of_steps(
     The step is traced, which takes a second or two, and not compiled. Where shapes say nothing of FLOPs, operations
     take the same time each. `sharpened` corrects the table by further steps; `settings` as of `profile_task`.
     """
-    from elastic_trainer.training.step import TrainStep
+    from elastic_trainer.engine.step import TrainStep
 
     full = TrainStep(task, optimizer, batch_size)
     flops = count_flops(full.graph)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.memory.costs import MemoryCosts
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
+from elastic_trainer.timing.memory_costs import MemoryCosts
 
 # Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
 # predictions are not relied on.

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import alone_in, read_record, trusting, write_csv, write_record
-from elastic_trainer.machine import environment
-from elastic_trainer.memory.costs import MemoryCosts
-from elastic_trainer.networks.names import model_label
-from elastic_trainer.settings import TABLE_RECORD, NetworkSettings
+from elastic_trainer.settings import TABLE_RECORD, Settings
+from elastic_trainer.settings.network_names import model_label
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import alone_in, read_record, trusting, write_csv, write_record
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.memory_costs import MemoryCosts
 from elastic_trainer.timing.table import TIMES, TimingTable
 
 # The settings of a network that a table is made for; it is invalid for others.
@@ -33,24 +33,28 @@ _COLUMNS = "name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", 
 _NUMBERS = (*TIMES, "compiling_ms", "plain_step_ms")
 
 
-def table_settings(network: NetworkSettings) -> dict[str, Any]:
+class StaleTableError(UserError):
+    """A timing table is from another machine, with other versions, or of a network that has changed since."""
+
+
+def table_settings(network: Settings) -> dict[str, Any]:
     """Those settings of a network that a table is made for."""
     return {key: getattr(network, key) for key in TABLE_SETTINGS}
 
 
-def table_folder(network: NetworkSettings, logdir: Path, from_trace: Path | None = None) -> Path:
+def table_folder(network: Settings, from_trace: Path | None = None) -> Path:
     """Where the timing table of a network is kept; one made from another board's trace is kept apart."""
     label = model_label(network.model_name, network.alpha)
     name = f"{label}_{network.input_size}_{network.num_classes}_{network.batch_size}"
     name += "_clipped" if network.clips_gradients else ""
     board = f"_from_{from_trace.name.removesuffix('.pb').removesuffix('.xplane')}" if from_trace else ""
-    return logdir / "profiles" / (name + board)
+    return network.logdir / "profiles" / (name + board)
 
 
-def other_tables(network: NetworkSettings, logdir: Path) -> list[str]:
+def other_tables(network: Settings) -> list[str]:
     """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
     label = f"{model_label(network.model_name, network.alpha)}_"
-    records = logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
+    records = network.logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
     sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
     return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
 
@@ -90,10 +94,11 @@ def load_table(
         folder, wanted: where it is, and the settings it must have been measured with, as `table_settings`.
         names, shapes, graph: of `model.trainable_variables`, and the network's `graph_digest`.
         remake_command: makes the table; part of error messages.
-        allow_stale: only warn of a table of another graph, or from another machine or TensorFlow.
+        allow_stale: a table of another graph, or from another machine or TensorFlow, will do.
 
     Raises:
-        UserError: there is none, it cannot be read, or it was measured for another network or on another machine.
+        UserError: there is none, it cannot be read, or it was measured for another network; `StaleTableError` if it is
+            from another machine, or of a layer that has changed.
     """
     if not (folder / "profile.json").is_file() or not (folder / "table.csv").is_file():
         raise UserError(f"no timing table in {folder}; make it with: {remake_command}")
@@ -112,11 +117,9 @@ def load_table(
             memory = None if costs is None else MemoryCosts.from_record(costs, len(rows))
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
-    why = _stale_because(record, graph)
-    if why and not allow_stale:
-        raise UserError(f"{folder}: {why}; {advice}; or use it anyway with --allow_stale_profile")
-    if why:
-        print(f"warning: {folder}: {why}; used anyway (--allow_stale_profile)")
+    why = None if allow_stale else _stale_because(record, graph)
+    if why is not None:
+        raise StaleTableError(f"the timing table in {folder} was {why}")
     place_of = {row["name"]: place for place, row in enumerate(rows)}
     position_of = {name: position for position, name in enumerate(names)}
     return TimingTable(

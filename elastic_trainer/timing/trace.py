@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.graphs import BRANCHES
+from elastic_trainer.system.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf

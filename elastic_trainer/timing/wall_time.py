@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from elastic_trainer.machine import is_undisturbed, stolen_seconds
+from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
 
 DRIFT_WINDOW = 7  # calls
 

@@ -35,16 +35,16 @@ from PIL import Image
 from tqdm import tqdm
 
 import models
-from elastic_trainer.errors import UserError
-from elastic_trainer.extensions.board.export import export_training
-from elastic_trainer.extensions.board.signatures import TrainingFunctions
+from elastic_trainer.board.export import export_training
+from elastic_trainer.board.signatures import TrainingFunctions
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.prefix import SplitStep, find_cut
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.settings import CLIPPING, PAPER, NetworkSettings, Settings
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.settings import CLIPPING, Settings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.prefix import SplitStep, find_cut
-from elastic_trainer.training.step import TrainStep
 
 PART = 4  # of `board.export`
 BATCHES, QUICK_BATCHES = (4, 16, 32), (4,)
@@ -90,7 +90,7 @@ def litert_calls(
 
 
 def measure_threads(
-    network: NetworkSettings, first: str, rounds: int, batches: tuple[int, ...], threads: int
+    network: Settings, first: str, rounds: int, batches: tuple[int, ...], threads: int
 ) -> list[dict[str, Any]]:
     """A row for each batch: medians in ms of steps and of the features of an image. Runs in a new process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -101,7 +101,7 @@ def measure_threads(
     rows = []
     for batch in batches:
         head = [len(mask) - 2, len(mask) - 1]
-        optimizer = make_optimizer("sgd", 0.0, PAPER["weight_decay"], 1000, CLIPPING, head)
+        optimizer = make_optimizer("sgd", 0.0, Settings.weight_decay, 1000, CLIPPING, head)
         optimizer.build(model.trainable_variables)
         step = TrainStep(ImageClassification(model), optimizer, batch, mask)
         cut = find_cut(step)
@@ -129,7 +129,7 @@ def measure_threads(
     return rows
 
 
-def run_on_board(network: NetworkSettings, first: str) -> dict[str, Any]:
+def run_on_board(network: Settings, first: str) -> dict[str, Any]:
     """Results of board_train.py on made-up photos at batch 16, and what must be installed for it."""
     model, rng = models.build(network), np.random.default_rng(0)
     names = [f"class {number}" for number in range(CLASSES)]

@@ -31,9 +31,9 @@ import numpy as np
 from common import Setting
 
 import elastic_trainer
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
-from elastic_trainer.machine import in_own_process
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_json
+from elastic_trainer.system.machine import in_own_process
 
 PAGE = common.ROOT / "docs" / "in_your_script.md"
 WAYS = ("plain", "elastic")

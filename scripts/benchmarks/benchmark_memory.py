@@ -23,16 +23,16 @@ import numpy as np
 from common import Setting, errors
 
 import models
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import can_reset_peak, has_gpu, in_own_process, reset_peak
-from elastic_trainer.memory.costs import memory_costs
-from elastic_trainer.memory.step_memory import beside_steps_mb, forward_memory, step_memory
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.step_memory import beside_steps_mb, forward_memory, step_memory
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.system_memory import peak_memory_mb, resident_memory_mb
+from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import can_reset_peak, has_gpu, in_own_process, reset_peak
+from elastic_trainer.system.memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.measuring import HEAD, calibration_masks, idle_training
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.timing.memory_costs import memory_costs
 
 STEPS = 3  # after which a process takes hardly more
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
@@ -63,7 +63,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {"selections": points, **errors(predicted, measured)}
 
 
-def _send_peak(sender: Connection, network: NetworkSettings, mask: np.ndarray) -> None:
+def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
     """Send predicted and measured MB of steps that train `mask`, above what this process took before their trace."""
     with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -28,12 +28,12 @@ from benchmark_step import keras_step
 from common import Setting, few_digits
 
 import models
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.prefix import split_step
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import all_mask, head_mask
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.measuring import idle_optimizer, measure_steps
-from elastic_trainer.training.prefix import split_step
-from elastic_trainer.training.step import TrainStep
 
 CLASSES = 10
 # The layers of the upper half: in Keras, by the start of their names; in torchvision, all from this stage on, counted

@@ -35,18 +35,18 @@ import models
 import profiler
 from elastic_trainer import Trainer
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.machine import is_undisturbed, stolen_seconds
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
-from elastic_trainer.networks.names import is_custom_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.budget import smallest_rho
-from elastic_trainer.settings import PAPER, NetworkSettings, Settings
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import is_custom_model
+from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the paper's
 EPOCHS = 3  # from one selection to the next, so that features are used again
@@ -70,10 +70,10 @@ def standardize(model: keras.Model, images: Any) -> None:
     freeze_batch_norm(model)
 
 
-def full_training_step(network: NetworkSettings) -> TrainStep:
+def full_training_step(network: Settings) -> TrainStep:
     """A step of full training of a new, separate network."""
     model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, PAPER["learning_rate"], PAPER["weight_decay"], 100_000)
+    optimizer = make_optimizer(network.optimizer, Settings.learning_rate, Settings.weight_decay, 100_000)
     optimizer.build(model.trainable_variables)
     return TrainStep(ImageClassification(model), optimizer, network.batch_size)
 

@@ -33,18 +33,18 @@ from tqdm import tqdm
 import models
 import profiler
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.prefix import split_step
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.select import select_tensors
-from elastic_trainer.settings import PAPER, NetworkSettings
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_optimizer, measure_steps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.training.features import FeatureCache
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.prefix import split_step
-from elastic_trainer.training.step import TrainStep
 
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)
 UPPER_SHARES, QUICK_SHARES = (0.8, 0.6, 0.4, 0.2), (0.2,)
@@ -80,7 +80,7 @@ def variants_of(
     return runs
 
 
-def keras_step(model: keras.Model, network: NetworkSettings, data: ImageData) -> Callable[[], Any]:
+def keras_step(model: keras.Model, network: Settings, data: ImageData) -> Callable[[], Any]:
     """A call that runs the step of `model.fit`: it trains everything, with frozen batch norm as a layer."""
     optimizers = {"adam": keras.optimizers.Adam, "sgd": partial(keras.optimizers.SGD, momentum=0.9)}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -96,7 +96,7 @@ def elastic_masks(
 
     Steps without cached features decide. A rho that is too small for them allows steps from features that are cached.
     """
-    optimizer = make_optimizer("sgd", PAPER["learning_rate"], PAPER["weight_decay"], 100)
+    optimizer = make_optimizer("sgd", Settings.learning_rate, Settings.weight_decay, 100)
     optimizer.build(model.trainable_variables)
     evaluator = ImportanceEvaluator(ImageClassification(model), data.batch_size)
     importance = evaluator.importance(optimizer, data.importance_batches(0))

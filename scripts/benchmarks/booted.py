@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from common import ROOT  # first: it sets the import path
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 Boot = Callable[..., "subprocess.Popen[bytes]"]
 PAGE = ROOT / "docs" / "small_boards.md"

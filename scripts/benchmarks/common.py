@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import data
 import utils
-from elastic_trainer.cli.commands import fill_in_defaults
-from elastic_trainer.cli.flags import add_flags, main_parser, profiler_parser
-from elastic_trainer.cli.parser import OneLineParser
+from elastic_trainer.cli.commands import NAMES, to_profile
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.machine import environment, load_tensorflow
-from elastic_trainer.options import from_options
-from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, DataSettings, NetworkSettings
+from elastic_trainer.settings import NETWORK, PROFILER_FLAGS, Settings
+from elastic_trainer.settings.flags import OneLineParser
+from elastic_trainer.system.machine import environment, load_tensorflow
 
 ROOT = Path(__file__).resolve().parents[2]
 load_tensorflow()
@@ -66,10 +65,9 @@ def run_benchmark(
 
 
 def _parse(description: str | None, settings: dict[str, Setting], takes_network: bool) -> argparse.Namespace:
-    siblings = [main_parser, profiler_parser] if takes_network else []
-    parser = OneLineParser(siblings, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if takes_network:
-        add_flags(parser, {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK})
+    parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK and takes_network}
+    parser.add(flags, NAMES)
     parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
     for name, (default, _, text, more) in settings.items():
@@ -80,15 +78,14 @@ def _parse(description: str | None, settings: dict[str, Setting], takes_network:
         if getattr(args, name) is None:
             setattr(args, name, setting.quick if args.quick else setting.default)
     if takes_network:
-        args.weights = args.weights or "none"  # time does not depend on them
-        fill_in_defaults(args)
-        args.network = from_options(NetworkSettings, vars(args)).with_classes(10)
+        given = {name: getattr(args, name) for name in flags if getattr(args, name) is not MISSING}
+        args.network = replace(to_profile(given), num_classes=10)
     return args
 
 
-def few_digits(network: NetworkSettings, steps: int) -> ImageData:
+def few_digits(network: Settings, steps: int) -> ImageData:
     """Digits, cut to `steps` steps an epoch and one batch for the test."""
-    digits = data.load(DataSettings("digits"), network.input_size, network.batch_size, network.seed)
+    digits = data.load(replace(network, dataset_name="digits", augment="none"))
     train, test = (
         split._replace(images=split.images[:count], labels=split.labels[:count])
         for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))

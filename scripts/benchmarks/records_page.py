@@ -15,9 +15,9 @@ from typing import Any
 import common  # noqa: F401  # first: it sets the import path
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.files import write_text
-from elastic_trainer.networks.names import model_label
+from elastic_trainer.settings.flags import OneLineParser
+from elastic_trainer.settings.network_names import model_label
+from elastic_trainer.system.files import write_text
 
 RECORDS = Path(__file__).with_name("records")
 HEAD = """# Records of the benchmarks

@@ -34,8 +34,8 @@ import keras
 from common import Setting
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.runs.reader import METRICS, SELECTIONS, read_rows, read_summary
+from elastic_trainer.system.errors import UserError
 
 # Columns that come from clocks and other meters; all others must be equal.
 METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}

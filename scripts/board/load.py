@@ -12,9 +12,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import existing_file
+from elastic_trainer.settings.flags import OneLineParser, existing_file
+from elastic_trainer.system.machine import load_tensorflow
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     parser.add_argument("weights", type=existing_file, metavar="FILE", help="beside the export's files, or below them")
     args = parser.parse_args()
     load_tensorflow()
-    from elastic_trainer.extensions.board.export import load_board
+    from elastic_trainer.board.export import load_board
 
     print(load_board(args.weights))
 

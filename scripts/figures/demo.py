@@ -23,24 +23,24 @@ import numpy as np
 import plotting  # first: it sets the import path
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.cli.train_command import parse_training
+from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.networks.names import GLYPH_HEAD
-from elastic_trainer.options import whole_number
-from elastic_trainer.settings import PAPER
+from elastic_trainer.settings import PRESETS
+from elastic_trainer.settings.flags import OneLineParser, whole_number
+from elastic_trainer.settings.network_names import GLYPH_HEAD
+from elastic_trainer.system.machine import load_tensorflow
 
 BEFORE, HEAD = "as_it_comes", "closed_form_head"
 ELASTIC, UPPER_PART, FULL = "elastic_training", "elastic_training_upper_part", "full_training"
-# Flags of each training besides FLAGS. The paper selects every 3 of 12 epochs, and knows no cached features or fillers.
-PAPERS = {"num_epochs": 12, "interval": PAPER["interval"], "feature_cache": "off", "has_fillers": False}
-TRAININGS = {
+# Settings of each training besides FLAGS. The paper selects every 3 of 12 epochs, without cached features or fillers.
+EPOCHS = PRESETS["paper"].num_epochs
+PAPERS = {"num_epochs": EPOCHS, "interval": PRESETS["paper"].interval, "feature_cache": "off", "has_fillers": False}
+TRAININGS: dict[str, dict[str, Any]] = {
     ELASTIC: PAPERS,
     UPPER_PART: {"num_epochs": 10, "interval": 10},
     FULL: {"num_epochs": 24},
 }
-FLAGS = "--dataset_name digits --num_classes 10 --recipe robust --batch_size 32 --rho 0.5"  # as of main.py
+FLAGS = "--dataset_name digits --preset photos --input_size 64 --batch_size 32 --learning_rate 0.02 --augment none"
 MOST_TABLES = 3  # measured until one allows ρ
 LABELS = {
     BEFORE: "as it comes: knows printed digits",
@@ -92,23 +92,22 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
 
     import data
     import models
+    from elastic_trainer.engine.closed_form_head import closed_form_head
+    from elastic_trainer.engine.evaluation import Evaluation
+    from elastic_trainer.engine.task import ImageClassification
     from elastic_trainer.runs.progress import ProgressBar
+    from elastic_trainer.runs.trainer import Trainer
     from elastic_trainer.selection.budget import smallest_rho
-    from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.measuring import idle_training
     from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
     from elastic_trainer.timing.table_file import table_settings
-    from elastic_trainer.trainer import Trainer
-    from elastic_trainer.training.closed_form_head import closed_form_head
-    from elastic_trainer.training.evaluation import Evaluation
 
     def tested() -> float:
         return 100 * evaluation(digits.test())["accuracy"]
 
-    command = parse_training([*FLAGS.split(), "--seed", f"{seed}"])
-    network = command.network
-    digits = data.load(command.data, network.input_size, network.batch_size, seed)
-    model, printed = models.build(network), np.load(GLYPH_HEAD)
+    settings = replace(parse_training([*FLAGS.split(), "--seed", f"{seed}"]), num_classes=10)
+    digits = data.load(settings)
+    model, printed = models.build(settings), np.load(GLYPH_HEAD)
     model.get_layer("head").set_weights([printed["kernel"], printed["bias"]])
     task, weights = ImageClassification(model), model.get_weights()
     evaluation = Evaluation(task)
@@ -123,10 +122,10 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     found[HEAD] = [(fitted, tested())]
 
     print("2/3 what does each tensor cost to train here? Measured once for each device and network")
-    rho = command.training.rho
+    rho = PRESETS["paper"].rho
     for _ in range(MOST_TABLES):
         with TemporaryDirectory() as folder:
-            idle, about = idle_training(model, network), table_settings(network)
+            idle, about = idle_training(model, settings), table_settings(settings)
             table = profile_task(idle, about, Path(folder), seconds=QUICK_SECONDS, quick_until=math.inf)
         smallest = smallest_rho(table, task.head)
         if smallest <= rho:
@@ -141,8 +140,8 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     for train_type, flags in TRAININGS.items():
         model.set_weights(weights)
         curve = Curve(fitted if train_type == UPPER_PART else 0.0, found[BEFORE][0][1])
-        settings = replace(command.training, rho=rho, validation_share=0.0, **flags)
-        trainer = Trainer(task, digits, train_type, settings, [curve, ProgressBar()], table=table)
+        asked = replace(settings, rho=rho, validation_share=0.0, **flags)
+        trainer = Trainer(task, digits, train_type, asked, [curve, ProgressBar()], table=table)
         trainer.run()
         chosen[train_type] = [(selection.epoch, selection.mask) for selection in trainer.history.selections]
         counts = ", ".join(f"{mask.sum()}" for _, mask in chosen[train_type])
@@ -159,9 +158,9 @@ def draw(found: Mapping[str, Points], selections: Selections) -> None:
     axes, beside = figure.subplots(1, 2, width_ratios=(3, 1))
     axes.set(xlabel="training (s)", ylabel="test accuracy (%)")
     epochs, masks = zip(*selections, strict=True)
-    plotting.draw_map(beside, [*epochs, PAPERS["num_epochs"]], np.array(masks))
+    plotting.draw_map(beside, [*epochs, EPOCHS], np.array(masks))
     beside.set(xlabel="epoch", ylabel="tensor (0 is next to the input)", title="what the paper's method trains")
-    beside.set_xticks([*epochs, PAPERS["num_epochs"]])
+    beside.set_xticks([*epochs, EPOCHS])
     for name, points in found.items():
         look, is_curve = plotting.look_of(name), len(points) > 1
         line = points if is_curve else [*points, (found[FULL][-1][0], points[0][1])]

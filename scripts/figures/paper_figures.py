@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import plotting  # first: it sets the import path
+from resolutions import PREFIX, RESOLUTIONS
 
-from elastic_trainer.files import reading
-from elastic_trainer.registry import DATASETS, SCHEMES
-from elastic_trainer.settings import PAPER
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings import PRESETS
+from elastic_trainer.system.files import reading
 
+PAPER = PRESETS["paper"]
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
 IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
 NETWORKS = ("resnet50", "vgg16", "mobilenetv2", "vit")
@@ -26,9 +28,7 @@ RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
 CLASSES = {CUB: 200, PET: 37, DOGS: 120, "digits": 10}
 BASELINES = ("full_training", "traditional_tl_training", "bn_plus_bias_training")
-RESOLUTIONS = (10, 100, 1_000, 10_000, 100_000)
 SHORT = {"interval": "interval", "importance_batches": "batches", "trained_layers": "layers", "num_epochs": "epochs"}
-SHORT |= {"time_resolution": "tq"}
 Flags = dict[str, Any]  # of main.py, those that are not left to their default
 
 
@@ -88,7 +88,7 @@ _IMPORTANCES = ("elastic_training", "elastic_training_weight_magnitude", "elasti
 _AND_RANDOM = (*_IMPORTANCES, "elastic_training_random")  # a control, which the paper does not have
 _BY_IMPORTANCE = tuple(_run("resnet50", data, kind, rho=0.5) for data in (CUB, PET) for kind in _AND_RANDOM)
 # An interval of 3 epochs for each T_q: it has one selection, as in longer runs.
-_BY_RESOLUTION = (_run("resnet50", CUB, rho=0.5, time_resolution=T_q, num_epochs=3) for T_q in RESOLUTIONS)
+_BY_RESOLUTION = (_run("resnet50", CUB, f"{PREFIX}{T_q}", rho=0.5, num_epochs=3) for T_q in RESOLUTIONS)
 _SELECTED = (_run("resnet50", CUB, rho=0.7), _CUB[0], _run("resnet50", PET, rho=0.7), _run("vgg16", PET, rho=0.7))
 _BY_BATCHES = (_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16))
 _LAYERS = (_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS)
@@ -162,22 +162,20 @@ def runs_of(figure: str, seeds: int, is_quick: bool, dataset_name: str | None, m
                 changed = _quick(changed, is_given=bool(model_name))
             if is_elastic(run) or base == figure:
                 name = run_name(changed)
-                found[name] = {**_settings_of_paper(changed, is_quick), **changed, "run_name": name}
+                found[name] = {**_settings_of_paper(is_quick), **changed, "run_name": name}
     return [*found.values()]
 
 
-def _settings_of_paper(run: Flags, is_quick: bool) -> Flags:
-    """The flags that give a run the paper's settings where those of its data set differ."""
-    others = {"model_name", "alpha", "rho", *(() if is_elastic(run) else ("interval",))}
-    names = ("recipe", "feature_cache") if is_quick else DATASETS[run["dataset_name"]].defaults
-    return {name: PAPER[name] for name in names if name not in others}
+def _settings_of_paper(is_quick: bool) -> Flags:
+    """The flags that give a run the paper's settings, at the quick scale for the digits."""
+    return {"preset": "demo", "feature_cache": PAPER.feature_cache} if is_quick else {"preset": "paper"}
 
 
 def _quick(run: Flags, is_given: bool) -> Flags:
     """The same run at the quick scale; `is_given`: its network was chosen by the user."""
-    run = {**run, "num_epochs": math.ceil(QUICK_SHARE * run.get("num_epochs", PAPER["num_epochs"]))}
+    run = {**run, "num_epochs": math.ceil(QUICK_SHARE * run.get("num_epochs", PAPER.num_epochs))}
     if is_elastic(run):
-        run["interval"] = math.ceil(QUICK_INTERVAL * run.get("interval", PAPER["interval"]))
+        run["interval"] = math.ceil(QUICK_INTERVAL * run.get("interval", PAPER.interval))
     if run["model_name"] != "mobilenetv2":
         run |= {"input_size": QUICK_SIZE, "weights": "none"}
         run |= {} if is_given else {"num_epochs": 1, "max_steps": QUICK_STEPS}

@@ -40,11 +40,10 @@ from plotting import (
 )
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError, figure_text
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.options import stem_to_write
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings.flags import OneLineParser, stem_to_write
+from elastic_trainer.system.errors import UserError, figure_text
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
 ALIKE = ("model_name", "input_size", "batch_size", "num_classes", "alpha", "optimizer")  # in runs that are compared

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import plotting  # first: it sets the import path
 from plotting import BLUE, COLUMN, PAGE, RED, FinishedRun, Group, Rows, Sheet, caption, mark_paper_values
+from resolutions import PREFIX
 
-from elastic_trainer.errors import UserError, figure_text
-from elastic_trainer.files import read_record
-from elastic_trainer.settings import PAPER
+from elastic_trainer.settings import PRESETS
+from elastic_trainer.system.errors import UserError, figure_text
+from elastic_trainer.system.files import read_record
 
 
 def importance(groups: Sequence[Group], sheet: Sheet) -> None:
@@ -79,17 +80,19 @@ def solver(groups: Sequence[Group], sheet: Sheet) -> None:
 
     Time is that of an epoch, over that of full training.
     """
-    by_resolution = {group.config["time_resolution"]: group for group in groups if group.config.get("time_resolution")}
+    by_resolution = {
+        int(group.train_type.removeprefix(PREFIX)): group for group in groups if group.train_type.startswith(PREFIX)
+    }
     ones = [by_resolution[resolution] for resolution in sorted(by_resolution)]
     full = [group for group in groups if group.train_type == "full_training"]
     if not ones or not full:
-        raise UserError("solver: needs runs with --time_resolution and one of full_training")
+        raise UserError("solver: needs runs with several T_q and one of full_training")
     figure, rows = sheet.figure(PAGE, 2.4, caption(groups)), Rows()
     full_seconds = full[0].values(_epoch_seconds).mean()
-    for group in ones:
+    for resolution, group in sorted(by_resolution.items()):
         shares = 100 * group.values(_epoch_seconds) / full_seconds
         percents = 100 * group.values(lambda run: run.summary["selection_part_seconds"]["solve"] / _seconds(run))
-        about = {"time_resolution": group.config["time_resolution"], "time_over_full_percent": shares.mean()}
+        about = {"time_resolution": resolution, "time_over_full_percent": shares.mean()}
         rows.append({**about, "solver_percent_of_training": percents.mean()})
     resolutions, shares, percents = np.array([[*row.values()] for row in rows]).T
     left, right = figure.subplots(1, 2)
@@ -155,7 +158,7 @@ def profiling(steps: Mapping[Path, int], sheet: Sheet) -> None:
         rows.append({**about, "percent": percent})
         drawn = axes.barh(figure_text(folder.name), percent, color=BLUE)
         axes.bar_label(drawn, [f"{percent:.0f}" if percent >= 100 else f"{percent:.2g}"], fontsize=6, padding=2)
-        if record.get("model_name") in sheet.reference and record["input_size"] == PAPER["input_size"]:
+        if record.get("model_name") in sheet.reference and record["input_size"] == PRESETS["paper"].input_size:
             mark_paper_values(axes.vlines, {place: sheet.reference[record["model_name"]][0]})
     axes.margins(x=0.15)
     axes.invert_yaxis()

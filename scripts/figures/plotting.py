@@ -22,12 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_trainer.errors import UserError, figure_text
-from elastic_trainer.files import save_figure, write_csv
-from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.config import without_effect
+from elastic_trainer.datasets.named import DATASETS
 from elastic_trainer.runs.reader import FinishedRun, read_run
-from elastic_trainer.settings import PAPER
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings import MAIN_FLAGS, PRESETS
+from elastic_trainer.system.errors import UserError, figure_text
+from elastic_trainer.system.files import save_figure, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -134,9 +134,9 @@ class Group:
     @property
     def paper_key(self) -> PaperKey | None:
         """The key of its values in `paper_figures.REFERENCE`; None if its setting is not the paper's."""
-        config = self.config
+        config, paper = self.config, PRESETS["paper"]
         size = config["input_size"], config["batch_size"], config.get("max_steps")
-        if size != (PAPER["input_size"], PAPER["batch_size"], None) or config["num_epochs"] < 12:
+        if size != (paper.input_size, paper.batch_size, None) or config["num_epochs"] < 12:
             return None
         return config["dataset_name"], config["model_name"], config["train_type"], self.rho
 
@@ -155,6 +155,12 @@ class Group:
         """The mean of a value of summary.json over the runs; NaN if none has it."""
         values = self.values(of)
         return float(values.mean()) if len(values) else np.nan
+
+
+def without_effect(config: dict[str, Any]) -> set[str]:
+    """Settings that do not change the result of a run, unless they say which images there are, or what a step takes."""
+    free = {"checkpoint_minutes", *(name for name, flag in MAIN_FLAGS.items() if flag.is_free)} - {"micro_batch"}
+    return free - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:

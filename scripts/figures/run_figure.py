@@ -15,6 +15,7 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,13 +25,12 @@ from paper_figures import EGO, FIGURES
 from runner import Run, carry_out, count_classes, make_run, network_and_table
 
 import utils
-from elastic_trainer.cli.flags import add_flag
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import OneOf, count, existing_file, stem_to_write
+from elastic_trainer.cli.commands import NAMES as NAMES_OF_FLAGS
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.settings import MAIN_FLAGS, DataSettings
+from elastic_trainer.settings import MAIN_FLAGS, Settings
+from elastic_trainer.settings.flags import OneLineParser, count, existing_file, one_of, stem_to_write
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import load_tensorflow
 
 NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
 SCALES = ("full", "quick")
@@ -49,19 +49,19 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
     return [make_run({**flags, **given}, args.more, classes=_classes, **profile) for flags in wanted]
 
 
-def _classes(images: DataSettings) -> int:
+def _classes(settings: Settings) -> int:
     """Number of classes; the paper's data sets need not be there."""
-    return paper_figures.CLASSES.get(images.dataset_name) or count_classes(images)
+    return paper_figures.CLASSES.get(settings.dataset_name) or count_classes(settings)
 
 
 @cache
-def image_counts(images: DataSettings) -> tuple[int, int]:
+def image_counts(settings: Settings) -> tuple[int, int]:
     """Number of training and of test images; the paper's data sets need not be there."""
-    if images.dataset_name in paper_figures.IMAGES:
-        return paper_figures.IMAGES[images.dataset_name]
-    from elastic_trainer.datasets.sources import find
+    if settings.dataset_name in paper_figures.IMAGES:
+        return paper_figures.IMAGES[settings.dataset_name]
+    from elastic_trainer.datasets.named import find
 
-    source = find(images)
+    source = find(settings)
     return source.train.count, source.test.count
 
 
@@ -72,14 +72,14 @@ def estimated_hours(run: Run) -> float | None:
     """
     if not run.has_table or run.profile_only:
         return None
-    from elastic_trainer.selection.schemes import trainable_mask
+    from elastic_trainer.selection.named import trainable_mask
 
-    model, table = network_and_table(run.command)
-    training, batch_size = run.command.training, run.command.network.batch_size
-    mask = trainable_mask(run.command.train_type, model, training.trained_layers)
-    rho = training.rho if run.is_elastic else min(table.predict_ms(mask) / table.full_step_ms, 1)
-    train_images, test_images = image_counts(run.command.data)
-    schedule = Schedule.of(training, train_images // batch_size)
+    settings, batch_size = run.settings, run.settings.batch_size
+    model, table = network_and_table(settings)
+    mask = trainable_mask(settings.train_type, model, settings.trained_layers)
+    rho = settings.rho if run.is_elastic else min(table.predict_ms(mask) / table.full_step_ms, 1)
+    train_images, test_images = image_counts(settings)
+    schedule = Schedule.of(settings, train_images // batch_size)
     test_batches = schedule.epochs * math.ceil(test_images / batch_size)
     return (schedule.total_steps * rho * table.full_step_ms + test_batches * table.forward_ms) / 3.6e6
 
@@ -94,7 +94,7 @@ def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> No
         if state != "complete":
             total, unknown = total + (estimate or 0), unknown + (estimate is None)
         text = "?" if estimate is None else f"{estimate:.2f}" if estimate >= 0.01 else f"{estimate:.4f}"
-        print(f"{state:8}  {text:>8} h  {run.command.run.run_name}")
+        print(f"{state:8}  {text:>8} h  {run.settings.run_name}")
     more = f" and {unknown} runs without a table" if unknown else ""
     print(f"to do here, training and testing by the timing tables, started runs in full: {total:.3g} h{more}")
     known = zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
@@ -110,7 +110,7 @@ def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> Non
 
     kind, *quantities = what
     if kind == "profiling":
-        steps = {run.table: image_counts(run.command.data)[0] // run.command.network.batch_size for run in runs}
+        steps = {run.table: image_counts(run.settings)[0] // run.settings.batch_size for run in runs}
         plot_selecting.profiling(steps, sheet)
         return
     subproblems = sheet._replace(stem=sheet.stem.with_name(f"{sheet.stem.name}_subproblems"))
@@ -123,19 +123,19 @@ def figure_parser() -> OneLineParser:
     """The flags of this script."""
     as_written = argparse.RawDescriptionHelpFormatter
     parser = OneLineParser(prog="run_figure.py", description=__doc__, formatter_class=as_written)
-    parser.add_argument("name", type=OneOf(NAMES), metavar="FIGURE", help=", ".join(NAMES))
+    parser.add_argument("name", type=one_of(NAMES), metavar="FIGURE", help=", ".join(NAMES))
     add = parser.add_argument
     add("--dry_run", action="store_true", help="list the runs and the hours they would take; run none")
     scale = "full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes"
     scale += " (default: %(default)s)"
-    add("--scale", type=OneOf(SCALES), default="full", metavar="SCALE", help=scale)
+    add("--scale", type=one_of(SCALES), default="full", metavar="SCALE", help=scale)
     add("--seeds", type=count, default=1, metavar="N", help="runs of each setting (default: %(default)s)")
     add("--reference", action="store_true", help="mark the paper's values if the setting is the paper's")
     recorded = "of figure 16: a table of the authors' own runs on a Raspberry Pi 4B, whose curves are drawn, too"
     add("--recorded", type=existing_file, metavar="FILE.csv", help=recorded)
-    group = parser.add_argument_group("instead of the paper's")
-    for flag in ("dataset_name", "data_dir", "model_name", "weights", "alpha", "input_size", "batch_size"):
-        add_flag(group, MAIN_FLAGS[flag], default=None)
+    instead = ("dataset_name", "data_dir", "model_name", "weights", "alpha", "input_size", "batch_size")
+    flags = {name: replace(MAIN_FLAGS[name], section="instead of the paper's") for name in instead}
+    parser.add(flags, NAMES_OF_FLAGS, default=None)
     add("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
     add("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
     return parser

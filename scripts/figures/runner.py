@@ -19,17 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plotting import ROOT
+from plotting import ROOT, without_effect
+from resolutions import PREFIX, SCRIPT
 
-from elastic_trainer.cli.commands import TrainCommand, profiler_command, profiler_flags
-from elastic_trainer.cli.parser import as_words
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.errors import Stopped, UserError
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.registry import SCHEMES
-from elastic_trainer.runs.config import first_change, without_effect
-from elastic_trainer.runs.reader import is_finished, read_run
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.cli.commands import parse_training, profiler_command, profiler_flags
+from elastic_trainer.runs.reader import is_finished, read_settings
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.flags import as_words
+from elastic_trainer.system.errors import Stopped, UserError
+from elastic_trainer.system.machine import load_tensorflow
 
 if TYPE_CHECKING:
     import keras
@@ -44,32 +43,32 @@ class Run:
     """One call of main.py.
 
     Attributes:
-        command: as settings.
+        settings: of it.
         words: the script, which takes the flags of main.py, and its flags.
         profile_seconds: for measuring its timing table; None: profiler.py's default.
         profile_only: only the table is wanted.
     """
 
-    command: TrainCommand
+    settings: Settings
     words: list[str]
     profile_seconds: float | None = None
     profile_only: bool = False
 
     @property
     def folder(self) -> Path:
-        return self.command.run.folder
+        return self.settings.folder
 
     @property
     def is_elastic(self) -> bool:
         """Whether it selects tensors within a time budget, which needs a timing table."""
-        return SCHEMES[self.command.train_type].is_elastic
+        return SCHEMES[self.settings.train_type].is_elastic
 
     @property
     def table(self) -> Path:
         """The folder of its timing table."""
         from elastic_trainer.timing.table_file import table_folder
 
-        return table_folder(self.command.network, self.command.run.logdir)
+        return table_folder(self.settings)
 
     @property
     def has_table(self) -> bool:
@@ -78,7 +77,7 @@ class Run:
     @property
     def profile_words(self) -> list[str]:
         """The script and the flags that make its timing table."""
-        flags = profiler_flags(self.command.network, self.command.data, self.command.run.logdir)
+        flags = profiler_flags(self.settings)
         return ["profiler.py", *flags, *(["--seconds", f"{self.profile_seconds:g}"] if self.profile_seconds else [])]
 
     @property
@@ -88,36 +87,38 @@ class Run:
             return self.has_table
         if not is_finished(self.folder):
             return False
-        was = read_run(self.folder).config
-        now = self.command.with_choices_of(was).config
-        change = first_change(now, was, without_effect(now))
-        if change is not None:
-            raise UserError(f"{self.folder}: holds a run made with {change}; give another --logdir, or delete it")
+        was, now = read_settings(self.folder).to_record(), self.settings.to_record()
+        for name in {*now} - without_effect(now):
+            if now[name] not in (None, was[name]):  # None: the run chose it
+                raise UserError(
+                    f"{self.folder}: holds a run made with --{name} {was[name]}, not {now[name]}; give another "
+                    "--logdir, or delete it"
+                )
         return True
 
 
-def count_classes(images: DataSettings) -> int:
+def count_classes(settings: Settings) -> int:
     """Number of classes. Raises `UserError` if the data set is not there."""
-    from elastic_trainer.datasets import sources
+    from elastic_trainer.datasets.named import class_names
 
-    return len(sources.class_names(images))
+    return len(class_names(settings))
 
 
 def make_run(
     flags: Mapping[str, Any],
     more: Sequence[str] = (),
-    classes: Callable[[DataSettings], int] = count_classes,
+    classes: Callable[[Settings], int] = count_classes,
     **others: Any,
 ) -> Run:
     """A run by flags of main.py, value by name, and `more` words of its command line; `others`: attributes of `Run`."""
     words = [*as_words(flags), *more]
-    command = parse_training(words)
-    if command.network.num_classes is None:
-        command = command.with_classes(classes(command.data))
-    return Run(command, ["main.py", *words, "--resume"], **others)
+    settings = parse_training(words)
+    settings = replace(settings, num_classes=settings.num_classes or classes(settings))
+    script = SCRIPT if settings.train_type.startswith(PREFIX) else "main.py"
+    return Run(settings, [script, *words, "--resume"], **others)
 
 
-def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
+def network_and_table(settings: Settings) -> tuple[keras.Model, TimingTable]:
     """The network of a run, with random weights, and its timing table, whichever machine the table is from.
 
     Raises:
@@ -127,19 +128,18 @@ def network_and_table(command: TrainCommand) -> tuple[keras.Model, TimingTable]:
     import keras
 
     import models
+    from elastic_trainer.engine.task import ImageClassification
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.task import ImageClassification
     from elastic_trainer.timing.graph_digest import graph_digest
     from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
 
     keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
-    network, logdir = replace(command.network, weights="none"), command.run.logdir
-    model = models.build(network)
+    settings = replace(settings, weights="none")
+    model = models.build(settings)
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    graph = graph_digest(ImageClassification(model), network.batch_size)
-    remake = profiler_command(network, command.data, logdir)
-    folder, settings = table_folder(network, logdir), table_settings(network)
-    return model, load_table(folder, settings, tensor_names(model), shapes, graph, remake, allow_stale=True)
+    graph = graph_digest(ImageClassification(model), settings.batch_size)
+    folder, wanted, remake = table_folder(settings), table_settings(settings), profiler_command(settings)
+    return model, load_table(folder, wanted, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 
 def make_table(run: Run, core: int | None) -> None:

@@ -34,10 +34,10 @@ from runner import ONE_THREAD
 from study_data import INPUT_SIZES, split_folder
 
 import utils
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_csv
-from elastic_trainer.machine import environment, load_tensorflow
 from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_csv
+from elastic_trainer.system.machine import environment, load_tensorflow
 
 OURS = "main.py --deadline"
 WITH_TIME = (OURS, "keras_guide")  # a run for each time; else for the longest

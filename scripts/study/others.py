@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from elastic_trainer.machine import load_tensorflow, seconds_since_start
+from elastic_trainer.system.machine import load_tensorflow, seconds_since_start
 
 BATCH = 32
 PYTORCH_RATE, MOMENTUM, DECAY_EPOCHS, DECAY = 1e-3 * BATCH / 4, 0.9, 7, 0.1

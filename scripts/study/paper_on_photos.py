@@ -27,11 +27,10 @@ from plotting import ROOT
 from study_data import INPUT_SIZES, split_folder
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import atomic_path
-from elastic_trainer.options import existing_file, folder
 from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_finished
+from elastic_trainer.settings.flags import OneLineParser, existing_file, folder
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import atomic_path
 
 RESULTS = ROOT / "docs/results/paper"
 RECORDED = (CONFIG, SUMMARY, METRICS, SELECTIONS)  # of each finished run

@@ -24,9 +24,9 @@ import plotting  # first: it sets the import path
 from plotting import ROOT
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.files import reading, save_figure, write_text
 from elastic_trainer.runs import reader
+from elastic_trainer.settings.flags import OneLineParser
+from elastic_trainer.system.files import reading, save_figure, write_text
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "results.md", *sorted((ROOT / "docs" / "log").glob("*.md"))]

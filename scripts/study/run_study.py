@@ -30,12 +30,11 @@ from study_data import INPUT_SIZES, split_folder
 from study_parts import PARTS, REFERENCE_BATCH, Basis, StudyRun
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_csv
-from elastic_trainer.machine import load_tensorflow
-from elastic_trainer.options import OneOf, count, existing_file, folder
 from elastic_trainer.runs.reader import is_finished, read_run
+from elastic_trainer.settings.flags import OneLineParser, count, existing_file, folder, one_of
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_csv
+from elastic_trainer.system.machine import load_tensorflow
 
 FROM_SUMMARY = (
     *("steps", "epochs", "final_accuracy", "best_accuracy", "train_seconds", "selection_seconds", "feature_seconds"),
@@ -67,7 +66,7 @@ def shared_flags(args: argparse.Namespace, run: StudyRun) -> dict[str, Any]:
 def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -> list[Run]:
     """The calls of main.py, in the order of `wanted`. Timing tables that are missing are made on `core`."""
     load_tensorflow()
-    from elastic_trainer.datasets.sources import find
+    from elastic_trainer.datasets.named import find
     from elastic_trainer.networks.tensors import head_mask
 
     found: dict[str, Basis] = {}
@@ -77,8 +76,8 @@ def make_runs(args: argparse.Namespace, wanted: Sequence[StudyRun], core: int) -
         if repr(flags) not in found:
             profiled = make_run(flags)
             make_table(profiled, core)
-            model, table = network_and_table(profiled.command)
-            steps = find(profiled.command.data).train.count // run.batch_size
+            model, table = network_and_table(profiled.settings)
+            steps = find(profiled.settings).train.count // run.batch_size
             found[repr(flags)] = Basis(flags, table, head_mask(model), steps)
         return found[repr(flags)]
 
@@ -143,7 +142,7 @@ def photos_parser(description: str | None) -> OneLineParser:
     """The flags that this script shares with compare_others.py."""
     parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--data", type=OneOf([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES))
+    add("--data", type=one_of([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES))
     add("--data_root", type=folder, metavar="DIR", help="holds the data sets' folders")
     add("--weights_file", type=existing_file, metavar="FILE", help="MobileNetV2 0.35, no top")
     add("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
@@ -156,7 +155,7 @@ def photos_parser(description: str | None) -> OneLineParser:
 def study_parser() -> OneLineParser:
     """The flags of this script."""
     parser = photos_parser(__doc__)
-    parser.add_argument("part", type=OneOf([*PARTS]), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("part", type=one_of([*PARTS]), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--dry_run", action="store_true", help="print the commands; run none")
     return parser
 

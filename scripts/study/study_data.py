@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 INPUT_SIZES = {"grocery": 160, "sign_digits": 96, "dogs": 160}  # in pixels, of the network
 

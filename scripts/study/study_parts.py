@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from results_page import FIRST_WORDS, scheme_of
 
-from elastic_trainer.registry import SCHEMES
-from elastic_trainer.settings import RATE_BATCH, RECIPES, rate_at
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings import RATE, RATE_BATCH, rate_at
 from elastic_trainer.timing.table import TimingTable
 
 EPOCHS = 12  # of full training, the paper's
@@ -28,7 +28,7 @@ MAX_HEAD_EPOCHS = 40  # a head alone has long stopped to learn
 VIEWS = 2  # of an image, with --augment flip
 SHARES = (1 / 4, 1 / 8, 1 / 16, 1 / 3, 1 / 2, 1.0)  # of full training's time at `REFERENCE_BATCH`
 REFERENCE_BATCH, REFERENCE_RATE = 4, 3e-3  # tuned (docs/log/learning_rate.md)
-LARGE_BATCH, LARGE_RATE = RATE_BATCH, RECIPES["robust"]["learning_rate"]
+LARGE_BATCH, LARGE_RATE = RATE_BATCH, RATE
 MEMORY_LIMITS = (1_540, 1_440)  # MB of the process, which has 1,130 before; the head alone needs 1,380
 
 
@@ -122,7 +122,7 @@ class StudyRun:
 
 
 def _full(part: str, data: str) -> StudyRun:
-    """Full training at batches of 32, in all of its time, by the robust recipe, which is the default for photos."""
+    """Full training at batches of 32, in all of its time, by the preset for photos."""
     run = StudyRun(part, "full, batch 32", data, "test", "full_training", LARGE_RATE, 1.0)
     return replace(run, batch_size=LARGE_BATCH, more={"save_model": False})  # without its first model
 
@@ -163,7 +163,7 @@ def one_command(data: str, seeds: int) -> list[StudyRun]:
 def memory(data: str, seeds: int) -> list[StudyRun]:
     """What is reached in memory of which size, in an eighth of full training's time at batches of 4."""
     full = _full("memory", data)
-    sizes = {size: rate_at(LARGE_RATE, size) for size in (32, 16, 8, 4)}
+    sizes = {size: rate_at(size) for size in (32, 16, 8, 4)}
     found = [replace(full, label=f"full, batch {size}", batch_size=size, rate=rate) for size, rate in sizes.items()]
     found.append(replace(full, label="head", train_type="traditional_tl_training"))
     for limit in MEMORY_LIMITS:
@@ -176,7 +176,7 @@ def memory(data: str, seeds: int) -> list[StudyRun]:
 def second_network(data: str, seeds: int) -> list[StudyRun]:
     """EfficientNet-Lite0: the upper part in a sixth, a quarter and a third of the time of full training's 12 epochs.
 
-    All at batches of 32, the recipe's; full training in a third of that time, too.
+    All at batches of 32, the preset's; full training in a third of that time, too.
     """
     full = replace(_full("second_network", data), label="full", network="efficientnetlite0")
     upper = _selecting(full, "upper 0.5")

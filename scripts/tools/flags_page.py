@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/flags.md up to date with the fields of settings.py and the schemes of registry.py.
+"""Bring the tables of docs/flags.md up to date with settings.py and schemes.py.
 
 python scripts/tools/flags_page.py
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import utils
-from elastic_trainer.cli.flags import default_text, help_text
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.files import write_text
-from elastic_trainer.registry import SCHEMES
-from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
+from elastic_trainer.cli.commands import NAMES
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings import MAIN_FLAGS, PRESETS, PROFILER_FLAGS, preset_table
+from elastic_trainer.settings.flags import OneLineParser, help_text, value_text
+from elastic_trainer.system.files import write_text
 
 ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
@@ -26,7 +26,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
 def flags_table(section: str) -> str:
     """A row a flag of the section."""
     flags = [flag for flag in ALL_FLAGS.values() if flag.section == section]
-    rows = [f"| `--{flag.name}` | {default_text(flag)} | {help_text(flag)} |" for flag in flags]
+    rows = [
+        f"| `--{flag.name}` | {flag.words or value_text(flag.default)} | {help_text(flag, NAMES)} |" for flag in flags
+    ]
     return "\n".join(["| flag | default | meaning |", "|---|---|---|", *rows])
 
 
@@ -36,14 +38,22 @@ def schemes_table() -> str:
     return "\n".join(["| `--train_type` | trains |", "|---|---|", *rows])
 
 
+def presets_table() -> str:
+    """A row a setting in which the presets differ."""
+    head, *rows = preset_table(PRESETS)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| `{name}` | {' | '.join(values)} |" for name, *values in rows)])
+
+
 def updated(page: str) -> str:
-    """The page with current tables: after `<!-- flags: SECTION -->` or `<!-- schemes -->`, up to `<!-- end -->`."""
+    """The page with current tables, each between `<!-- flags: SECTION -->`, presets or schemes, and `<!-- end -->`."""
 
     def block(match: re.Match[str]) -> str:
-        table = flags_table(match[2]) if match[2] else schemes_table()
+        others = {"schemes": schemes_table, "presets": presets_table}
+        table = flags_table(match[3]) if match[3] else others[match[2]]()
         return f"{match[1]}\n{table}\n<!-- end -->"
 
-    return re.sub(r"(<!-- (?:flags: ([^>]+)|schemes) -->)\n.*?<!-- end -->", block, page, flags=re.DOTALL)
+    return re.sub(r"(<!-- (flags: ([^>]+)|schemes|presets) -->)\n.*?<!-- end -->", block, page, flags=re.DOTALL)
 
 
 def main() -> None:

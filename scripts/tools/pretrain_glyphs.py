@@ -30,11 +30,10 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.files import atomic_path, write_json
-from elastic_trainer.machine import environment
-from elastic_trainer.networks.names import GLYPH_HEAD, GLYPH_WEIGHTS
-from elastic_trainer.options import file_to_write
+from elastic_trainer.settings.flags import OneLineParser, file_to_write
+from elastic_trainer.settings.network_names import GLYPH_HEAD, GLYPH_WEIGHTS
+from elastic_trainer.system.files import atomic_path, write_json
+from elastic_trainer.system.machine import environment
 
 SIZE, ALPHA = 64, 0.35
 SEED, IMAGES, EPOCHS, TESTED = 0, 12_000, 5, 2_000

@@ -27,9 +27,9 @@ import pytest
 
 import utils
 from elastic_trainer import ElasticTraining
-from elastic_trainer.cli.parser import OneLineParser
-from elastic_trainer.errors import UserError
 from elastic_trainer.selection.payoff import Decision, Payoff
+from elastic_trainer.settings.flags import OneLineParser
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing import measuring, profiling
 
 TESTS = (

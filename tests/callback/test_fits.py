@@ -10,8 +10,8 @@ import tensorflow as tf
 from conftest import SIZE, make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
+from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
 LOGITS_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -29,7 +29,7 @@ def compiled(optimizer=None, seed=0, **more):
 def callback(model, **settings):
     """The callback with an invented timing table, whose selections do not follow the clock."""
     return ElasticTraining(
-        **{"rho": 0.6, "interval": 1, "correct_budget": False, "verbose": 0, **settings}, table=make_table(model)
+        **{"rho": 0.6, "interval": 1, "deterministic": True, "verbose": 0, **settings}, table=make_table(model)
     )
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_is_not_built_trains_as_one_that_is(make, x):
         if is_built:
             model(x)
             table = make_table(model)
-        elastic = ElasticTraining(rho=0.6, interval=1, correct_budget=False, verbose=0, table=table)
+        elastic = ElasticTraining(rho=0.6, interval=1, deterministic=True, verbose=0, table=table)
         model.fit(x, LABELS[:24], batch_size=8, epochs=3, verbose=0, callbacks=[elastic])
         assert not elastic.history.selection.mask.all()
         trained.append(model.get_weights())

@@ -10,7 +10,7 @@ import pytest
 from conftest import make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
@@ -30,7 +30,7 @@ def folded(optimizer=None):
 
 def elastic(model, rho=0.55, **settings):
     """The head alone trains at this rho, by a table that does not follow the clock."""
-    more = {"interval": 2, "scheme": "elastic_training_upper_part", "correct_budget": False, "verbose": 0, **settings}
+    more = {"interval": 2, "scheme": "elastic_training_upper_part", "deterministic": True, "verbose": 0, **settings}
     return ElasticTraining(rho, table=make_table(model), **more)
 
 
@@ -122,7 +122,7 @@ def test_after_a_crash_it_selects_at_the_steps_of_an_undisturbed_fit(tmp_path):
 
 
 def test_a_callback_serves_several_models_and_batch_sizes_and_is_copied():
-    callback = ElasticTraining(0.7, correct_budget=False, verbose=0, table=make_table(make_small_model()))
+    callback = ElasticTraining(0.7, deterministic=True, verbose=0, table=make_table(make_small_model()))
     for fold, batch_size in enumerate((8, 6)):
         model = make_small_model(fold)
         model.compile("sgd", LOSS)

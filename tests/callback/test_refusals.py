@@ -12,8 +12,8 @@ import tensorflow as tf
 from conftest import make_table
 
 from elastic_trainer import ElasticTraining
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import available_memory_mb
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import available_memory_mb
 
 
 def unfrozen():

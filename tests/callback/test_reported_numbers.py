@@ -8,7 +8,7 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 X, Y = np.random.default_rng(0).normal(size=(16, 6)).astype(np.float32), np.eye(3, dtype=np.float32)[np.arange(16) % 3]
 WITH_GAP = X.copy()
@@ -40,7 +40,7 @@ def test_values_that_are_not_finite_end_a_run_but_not_fit():
     with pytest.raises(UserError, match="lower --learning_rate, or check inputs, targets and weights for values"):
         trainer(network(), WITH_GAP).run()
     model = network()
-    elastic = ElasticTraining(0.7, interval=0.5, table=make_table(model), correct_budget=False, verbose=0)
+    elastic = ElasticTraining(0.7, interval=0.5, table=make_table(model), deterministic=True, verbose=0)
     history = model.fit(WITH_GAP, Y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[elastic]).history
     assert np.isnan(history["loss"][1]) and len(elastic.history.selections) == 4
     assert np.all(elastic.history.selection.importance == 1), "nothing is known of it"

@@ -215,7 +215,7 @@ def trained(make, rho):
     before, callbacks = [one.numpy() for one in model.trainable_variables], []
     if rho is not None:
         scheme = "elastic_training_upper_part"
-        callbacks = [ElasticTraining(rho, 1, make_table(model), scheme=scheme, correct_budget=False, verbose=0)]
+        callbacks = [ElasticTraining(rho, 1, make_table(model), scheme=scheme, deterministic=True, verbose=0)]
     losses = model.fit(data, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
     after = [one.numpy() for one in model.trainable_variables]
     return losses, before, after, callbacks and callbacks[0].history.selection.mask

@@ -190,7 +190,7 @@ def test_where_the_loss_never_settles_it_is_plain_fit(made_up_times, capsys, mon
 
 @pytest.mark.parametrize("told", [{"interval": 1}, {"scheme": "elastic_training"}])
 def test_what_it_is_told_holds_from_the_first_step(told):
-    callback = ElasticTraining(0.6, table=make_table(make_small_model()), correct_budget=False, verbose=0, **told)
+    callback = ElasticTraining(0.6, table=make_table(make_small_model()), deterministic=True, verbose=0, **told)
     fitted([callback], 2)
     assert callback.history.step == 10 and callback.history.selections[0].importance is not None
     assert len(callback.history.selections) == (2 if "interval" in told else 1)

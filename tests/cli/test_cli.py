@@ -8,7 +8,7 @@ import zoo
 from command_line import NETWORK, ROOT, command, error_line, run_here, train_here
 
 import profiler
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 
 def test_bad_option_is_one_line_on_stderr():

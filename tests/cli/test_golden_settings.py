@@ -1,14 +1,16 @@
 """What 63 command lines of pages, figures and tests mean: the golden table of the fourth floor plan (LAYOUT's step 3).
 
 golden_settings.json has the settings of `main.py` without a flag, and of each line those that differ. It was written
-before the settings were changed; docs/log/smaller.md explains what has changed since.
+before the settings became one object; docs/log/smaller.md explains what has changed since. None: the run chooses.
 """
 
 import json
 import shlex
 from pathlib import Path
 
-from elastic_trainer.cli.train_command import parse_training
+import resolutions  # noqa: F401  # the schemes of figure 13
+
+from elastic_trainer.cli.commands import parse_training
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_name("golden_settings.json")
@@ -16,9 +18,8 @@ GOLDEN = Path(__file__).with_name("golden_settings.json")
 
 def settings(line):
     """By name, as JSON types; paths in this checkout are relative to it."""
-    config = parse_training(shlex.split(line)).config
-    del config["command"]
-    return json.loads(json.dumps(config, default=str).replace(f"{ROOT}/", ""))
+    record = parse_training(shlex.split(line)).to_record()
+    return json.loads(json.dumps(record).replace(f"{ROOT}/", ""))
 
 
 def table(lines):

@@ -6,20 +6,24 @@ from dataclasses import replace
 
 import hypothesis
 import pytest
+from elastic_trainer.cli.data_command import parse_data
 from made_up_command_lines import command_lines
 from made_up_runs import made_up_run
 
-from elastic_trainer.cli.commands import TrainCommand, parse_profiler, profiler_command
-from elastic_trainer.cli.data_command import parse_data
-from elastic_trainer.cli.flags import main_parser
-from elastic_trainer.cli.parser import as_words
-from elastic_trainer.cli.train_command import parse_main, parse_training
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_record
-from elastic_trainer.networks.names import GLYPH_WEIGHTS
-from elastic_trainer.options import duration, duration_text
+from elastic_trainer.cli.commands import (
+    TrainCommand,
+    main_parser,
+    parse_main,
+    parse_profiler,
+    parse_training,
+    profiler_command,
+)
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import CONFIG
+from elastic_trainer.settings.flags import as_words, duration, duration_text
+from elastic_trainer.settings.network_names import GLYPH_WEIGHTS
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_record
 from elastic_trainer.timing.table_file import table_folder, table_settings
 
 CUB = "caltech_birds2011"

@@ -12,17 +12,17 @@ from conftest import make_small_model, make_table
 from small_images import write_noise
 
 from elastic_trainer.cli import resolve as resolving
+from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import resolve
-from elastic_trainer.cli.train_command import parse_training
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_json
-from elastic_trainer.memory import budget
+from elastic_trainer.engine import memory as budget
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
 from elastic_trainer.runs.reader import read_config
 from elastic_trainer.selection import budget as time_budget
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_json
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table_file import table_folder
 from main import train_run

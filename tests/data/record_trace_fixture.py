@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import keras
 import tensorflow as tf
 
-from elastic_trainer.files import atomic_path
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.system.files import atomic_path
 from elastic_trainer.timing.trace import is_operation, trace_step
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 
 TARGET = Path(__file__).with_name("small_step.xplane.pb")
 STEPS, SIZE, CLASSES, BATCH = 3, 16, 3, 4

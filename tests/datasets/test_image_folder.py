@@ -13,9 +13,9 @@ from small_images import labels_of, load_photos, pairs, shades, write_red_and_bl
 
 import data
 from elastic_trainer.datasets.layout import folder_classes
-from elastic_trainer.datasets.sources import find
-from elastic_trainer.errors import UserError, printable
+from elastic_trainer.datasets.named import find
 from elastic_trainer.settings import DataSettings
+from elastic_trainer.system.errors import UserError, printable
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from small_images import encoded
 from elastic_trainer.datasets import decoding, images
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.images import ImageFiles
-from elastic_trainer.errors import UserError
-from elastic_trainer.system_memory import resident_memory_mb
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.memory import resident_memory_mb
 
 
 def example_files(folder, count):

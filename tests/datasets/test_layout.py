@@ -13,9 +13,9 @@ from small_images import labels_of, load_photos, shades, write_noise
 
 from elastic_trainer.datasets.image_folder import count_training_images
 from elastic_trainer.datasets.layout import folder_classes
-from elastic_trainer.datasets.sources import find
-from elastic_trainer.errors import UserError
+from elastic_trainer.datasets.named import find
 from elastic_trainer.settings import DataSettings
+from elastic_trainer.system.errors import UserError
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 

@@ -9,8 +9,8 @@ from small_images import write_noise
 
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.sources import find_to_test
-from elastic_trainer.errors import UserError
 from elastic_trainer.settings import DataSettings
+from elastic_trainer.system.errors import UserError
 
 NAMES = ["ant", "bee", "cat"]
 ELSEWHERE = np.array([7], np.uint64)  # of images that are not here

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 from command_line import ROOT, run_data
+from elastic_trainer.datasets.show import GAP, MAX_REASONS, THUMBNAIL
 from PIL import Image
 from small_images import write_photos
 
-from elastic_trainer.datasets.show import GAP, MAX_REASONS, THUMBNAIL
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 
 
 @pytest.fixture

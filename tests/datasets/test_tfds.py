@@ -11,8 +11,8 @@ from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
 from elastic_trainer.datasets.sources import class_names
-from elastic_trainer.errors import UserError
 from elastic_trainer.settings import DataSettings
+from elastic_trainer.system.errors import UserError
 
 
 @pytest.mark.parametrize("name", TFDS_CLASSES)

@@ -8,8 +8,8 @@ from small_images import load_photos, write_noise
 
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
-from elastic_trainer.errors import UserError
 from elastic_trainer.settings import TRAINED_IMAGES
+from elastic_trainer.system.errors import UserError
 
 
 @pytest.fixture

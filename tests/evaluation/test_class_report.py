@@ -17,7 +17,7 @@ from elastic_trainer.evaluation.class_report import (
 )
 from elastic_trainer.evaluation.pictures import draw_confusion
 from elastic_trainer.evaluation.predictions import Misclassified, Predictions, output_names
-from elastic_trainer.files import alone_in
+from elastic_trainer.system.files import alone_in
 
 
 def made_up_predictions(classes=4, count=60, seed=0):

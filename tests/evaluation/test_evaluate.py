@@ -14,11 +14,10 @@ from small_images import write_noise
 from small_networks import as_if_trained, behind_augmentation_layers
 
 import models
-from elastic_trainer.cli.evaluate_command import parse_evaluation
-from elastic_trainer.cli.train_command import parse_main
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_record
+from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.networks.saved_model import save_model
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_record
 from main import load_to_evaluate
 
 

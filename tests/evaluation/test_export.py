@@ -14,8 +14,8 @@ from small_images import labels_of
 from small_networks import as_if_trained, behind_augmentation_layers, some_images
 
 import models
-from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation import export
+from elastic_trainer.system.errors import UserError
 
 ZOO = str(Path(zoo.__file__))
 

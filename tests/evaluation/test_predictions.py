@@ -6,8 +6,8 @@ import pytest
 from conftest import BATCH, CLASSES, make_small_data, make_small_model
 from small_images import labels_of, load_photos, write_noise
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.evaluation.predictions import predict
+from elastic_trainer.system.errors import UserError
 
 
 @pytest.fixture

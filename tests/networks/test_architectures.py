@@ -10,14 +10,14 @@ from conftest import NEEDS_VIT, with_vit
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.architectures import architecture
-from elastic_trainer.networks.names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, normalisation_and_bias_mask, tensor_names
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.settings.network_names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
+from elastic_trainer.system.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("small_vit")
 

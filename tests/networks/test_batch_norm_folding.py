@@ -9,11 +9,11 @@ import tensorflow as tf
 from small_networks import as_if_trained, built_optimizer, some_images, values
 
 import models
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks import batch_norm_folding
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import TrainStep
 
 layers = keras.layers
 SIZE = 16

@@ -12,15 +12,15 @@ from conftest import BATCH, CLASSES, attribute_times, full_step, naive_needs
 import models
 import profiler
 from elastic_trainer.datasets.batches import Batch
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.settings import NetworkSettings
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.trace import read_op_times, trace_step
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
 
 SIZE = 12
 STEPS = 4
@@ -118,7 +118,7 @@ def test_every_batch_norm_is_frozen_and_the_head_is_found(traced):
 @pytest.mark.usefixtures("quick_profiles")
 def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp_path):
     model = build(zoo.without_gradient)
-    network = NetworkSettings(optimizer="sgd", batch_size=BATCH)
+    network = Settings(optimizer="sgd", batch_size=BATCH)
     table = profiler.profile(model, network, tmp_path)
     (name,) = table.details["tensors_without_gradient"]
     assert name.endswith("/unused")

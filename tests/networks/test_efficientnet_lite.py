@@ -15,10 +15,10 @@ from PIL import Image
 
 import main
 import models
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks import efficientnet_lite as module
 from elastic_trainer.networks.efficientnet_lite import MAGIC, assign, efficientnet_lite, read_state
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.system.errors import UserError
 
 
 def _rebuild_tensor_v2(*args):

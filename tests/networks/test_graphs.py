@@ -4,10 +4,10 @@ import keras
 from conftest import BATCH, CLASSES, SIZE
 from small_networks import built_optimizer
 
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import inputs_first
 from elastic_trainer.networks.tensors import all_mask
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.step import TrainStep
 
 layers = keras.layers
 

@@ -14,13 +14,13 @@ from pretrain_glyphs import draw_glyph, text_fonts
 
 import models
 from elastic_trainer.datasets.decoding import decode
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import write_record
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
-from elastic_trainer.networks.names import GLYPH_HEAD, GLYPH_WEIGHTS
 from elastic_trainer.networks.saved_model import save_model
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import GLYPH_HEAD, GLYPH_WEIGHTS
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_record
 
 pytestmark = pytest.mark.usefixtures("small_vit")
 SHARED_WEIGHTS = (
@@ -267,7 +267,7 @@ CASES = {
 
 @pytest.mark.parametrize(("function", "cases"), [("branches", [*CASES]), ("custom_layer", ["abx"])])
 def test_the_head_of_a_run_is_kept_for_classes_of_the_same_name(function, cases, tmp_path, capsys):
-    network = NetworkSettings(f"{Path(__file__).parents[1]}/zoo.py:{function}", 12, weights="none", seed=1)
+    network = Settings(f"{Path(__file__).parents[1]}/zoo.py:{function}", 12, weights="none", seed=1)
     saved = models.build(network.with_classes(3))
     saved.weights[-1].assign([5.0, 6.0, 7.0])
     save_model(saved, tmp_path / "best.keras")

@@ -16,13 +16,13 @@ from conftest import SIZE, make_small_model
 from small_networks import as_if_trained, some_images
 
 import models
-from elastic_trainer import errors
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.saved_model import check_saving, load_model, save_last_and_best, save_model
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.system import errors
+from elastic_trainer.system.errors import UserError
 
 ZOO = str(Path(zoo.__file__))
 

@@ -8,11 +8,11 @@ from conftest import make_small_data, make_small_model
 from interrupted_runs import EPOCHS, InterruptingData, PowerCut, latest, run
 
 import train
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 
 
 def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):

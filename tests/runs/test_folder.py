@@ -8,8 +8,8 @@ import pytest
 from command_line import ROOT
 
 import main
-from elastic_trainer.errors import UserError
 from elastic_trainer.runs.folder import check_run_folder, run_folder
+from elastic_trainer.system.errors import UserError
 
 
 def test_second_run_in_the_same_folder_is_refused(tmp_path):
@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_run_is_refused_also_before_images_are_read_and_noth
 
 def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):
     """The images here do not even exist."""
-    from elastic_trainer.cli.train_command import parse_training
+    from elastic_trainer.cli.commands import parse_training
 
     (tmp_path / "file").touch()
     flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path), "--num_classes", "3"]

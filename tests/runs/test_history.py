@@ -9,13 +9,13 @@ from conftest import make_small_model
 from small_networks import built_optimizer
 from small_runs import curve, train_and_read
 
-from elastic_trainer import trainer
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.runs import trainer
 from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.system_memory import peak_memory_mb
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.system.memory import peak_memory_mb
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.training.step import TrainStep
 
 
 def test_a_run_records_its_peak_memory_and_the_sum_of_the_flops_of_its_steps(tmp_path, monkeypatch):

@@ -6,10 +6,10 @@ import pytest
 from small_runs import run
 
 import train
-from elastic_trainer.errors import UserError
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import re
 import pytest
 from made_up_runs import made_up_run
 
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.errors import UserError
+from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.runs.reader import latest_importance, read_config, read_run, read_summary
+from elastic_trainer.system.errors import UserError
 
 
 def test_latest_importance_comes_from_the_run_of_the_same_network(tmp_path):

@@ -13,13 +13,13 @@ from small_runs import rows_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from elastic_trainer.errors import Stopped, UserError
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.selection.budget import GRADIENT_PASSES, RhoBudget
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import Stopped, UserError
 
 
 def events_of(folder):
@@ -137,7 +137,7 @@ def test_resumed_run_continues_the_correction_of_the_budget_if_the_table_is_the_
     assert saved["correction"] != 1 and interval["slowdowns"]
     monkeypatch.setattr(RhoBudget, "allow", recording)
     t_dy_ms = 1.0 if is_same_table else 1.5
-    run(tmp_path / "resumed", make_small_data(), correct_budget=True, elastic=True, t_dy_ms=t_dy_ms)
+    run(tmp_path / "resumed", make_small_data(), deterministic=False, elastic=True, t_dy_ms=t_dy_ms)
     step, correction, rho, steps, slowdowns = allowed[0]
     if is_same_table:
         assert (step, correction, rho) == (12, saved["correction"], saved["rho"]) and rho != 0.6
@@ -155,7 +155,7 @@ def corrected(tmp_path_factory):
     """The folder of a run that corrects its budget, interrupted before its last selections."""
     folder = tmp_path_factory.mktemp("corrected") / "run"
     with pytest.raises(PowerCut):
-        run(folder, InterruptingData(11), correct_budget=True, elastic=True)
+        run(folder, InterruptingData(11), deterministic=False, elastic=True)
     return folder
 
 
@@ -187,7 +187,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
             super().check()
 
     model = make_small_model()
-    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, interval=0.5, rho=0.6, correct_budget=False)
+    settings = Settings(learning_rate=0.05, num_epochs=EPOCHS, interval=0.5, rho=0.6, deterministic=True)
     folder.mkdir()
     with (
         RunLog(folder, {"seed": 0}, tensor_names(model)) as log,
@@ -234,7 +234,7 @@ def with_a_flipped_bit(content):
 def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(tmp_path, monkeypatch, capsys):
     accuracies = [0.9, 0.5]
     monkeypatch.setattr(
-        "elastic_trainer.training.evaluation.Evaluation.__call__",
+        "elastic_trainer.engine.evaluation.Evaluation.__call__",
         lambda *_: {"loss": 1.0, "accuracy": accuracies.pop(0)},
     )
     best = tmp_path / "run" / "best.keras"

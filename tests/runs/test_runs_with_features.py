@@ -8,11 +8,11 @@ from small_runs import rows_of
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.features import FeatureCache
 
 
 class Mirrored(InterruptingData):
@@ -46,7 +46,7 @@ def run(folder, data, name="elastic_training", **changes):
             "num_epochs": 8,
             "interval": 2,
             "rho": 0.65,
-            "correct_budget": False,
+            "deterministic": True,
             "checkpoint_minutes": 0,
             "trained_layers": 2,
             **changes,

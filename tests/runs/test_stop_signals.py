@@ -11,8 +11,8 @@ import pytest
 from command_line import NETWORK, ROOT, run_here, start_training, train_here
 
 import main
-from elastic_trainer.errors import UserError
 from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.system.errors import UserError
 
 
 def test_a_run_that_is_stopped_and_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.task import ImageClassification
 
 
 def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):

@@ -12,13 +12,13 @@ from small_networks import as_if_trained, values
 import models
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.measuring import idle_optimizer
-from elastic_trainer.training.prefix import SplitStep
 
-NETWORK = NetworkSettings("small", SIZE, 3, BATCH, weights="none")
+NETWORK = Settings("small", SIZE, 3, BATCH, weights="none")
 
 
 def small_model():
@@ -69,7 +69,7 @@ def test_only_steps_that_are_different_programs_are_measured():
 
 
 def test_rho_below_that_of_steps_without_a_cache_is_what_cached_features_allow():
-    network = NetworkSettings(f"{ROOT}/tests/zoo.py:branches", 16, 10, BATCH, weights="none")
+    network = Settings(f"{ROOT}/tests/zoo.py:branches", 16, 10, BATCH, weights="none")
     model = models.build(network)
     table = make_table(model, t_fw_ms=1.0)
     smallest = [smallest_rho(table, head_mask(model), share) for share in (1.0, 0.0)]

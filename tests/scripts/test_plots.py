@@ -15,8 +15,8 @@ from conftest import make_small_model, make_table
 from made_up_runs import EPOCHS, made_up_run, rows_of
 from plotting import Sheet
 
-from elastic_trainer.errors import UserError
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table_file import save_table, table_settings
 
 
@@ -150,7 +150,7 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
         return vlines(self, x, *place, **how)
 
     monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
-    settings = table_settings(NetworkSettings("resnet50", num_classes=200))
+    settings = table_settings(Settings("resnet50", num_classes=200))
     table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
     save_table(replace(table, details={"profiling_seconds": 30.0}), tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
@@ -220,9 +220,7 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
     plot.bars(groups, Sheet(tmp_path / "bars"), "accuracy")
     plot.maps(groups[:1], Sheet(tmp_path / "maps"))
     plot.time_to_accuracy(groups, Sheet(tmp_path / "time"))
-    table = replace(
-        make_table(make_small_model()), settings=table_settings(NetworkSettings("resnet50", num_classes=200))
-    )
+    table = replace(make_table(make_small_model()), settings=table_settings(Settings("resnet50", num_classes=200)))
     table.details["profiling_seconds"] = 3.0
     save_table(table, tmp_path / "$^$")
     plot_selecting.profiling({tmp_path / "$^$": 1500}, Sheet(tmp_path / "profiling"))

@@ -21,10 +21,10 @@ from small_tfds import prepare_small
 import models
 import profiler
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.errors import UserError
-from elastic_trainer.machine import environment
-from elastic_trainer.registry import DATASETS, SCHEMES
-from elastic_trainer.selection.schemes import trainable_mask
+from elastic_trainer.datasets.named import DATASETS
+from elastic_trainer.selection.named import SCHEMES, trainable_mask
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")

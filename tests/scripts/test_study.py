@@ -19,11 +19,11 @@ from run_study import study_parser
 from study_data import split_folder
 from study_parts import AVERAGING_SECONDS, EPOCHS, LOOP_MS, PARTS, SELECTION_SECONDS, Basis, StudyRun
 
-from elastic_trainer.cli.parser import as_words
-from elastic_trainer.cli.train_command import parse_training
-from elastic_trainer.errors import UserError
+from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.registry import SCHEMES
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.settings.flags import as_words
+from elastic_trainer.system.errors import UserError
 
 STEPS = 100  # an epoch
 

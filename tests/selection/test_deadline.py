@@ -10,7 +10,6 @@ from budgets import simulate
 from conftest import make_table
 
 from elastic_trainer.datasets.batches import ShuffledData
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.budget import Progress
@@ -18,6 +17,7 @@ from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, Dea
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import plan_of, select_tensors
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 
 DATA = ShuffledData("photos", 400, 12, 4)  # 100 steps an epoch; a validation is 3 batches
 EACH_EPOCH = range(0, 1200, 100)

@@ -9,7 +9,9 @@ from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run, rows_of
 
 import train
-from elastic_trainer.errors import Stopped
+from elastic_trainer.engine.evaluation import Evaluation
+from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
@@ -18,9 +20,7 @@ from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
-from elastic_trainer.training.evaluation import Evaluation
-from elastic_trainer.training.state import TrainState
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.system.errors import Stopped
 
 
 class FakeTime:
@@ -29,8 +29,8 @@ class FakeTime:
     def __init__(self, monkeypatch):
         self.now = 0.0
         for module in (
-            "elastic_trainer.trainer",
-            "elastic_trainer.training.state",
+            "elastic_trainer.runs.trainer",
+            "elastic_trainer.engine.state",
             "elastic_trainer.runs.history",
             "elastic_trainer.runs.checkpointer",
         ):
@@ -124,7 +124,7 @@ def test_a_run_with_a_deadline_ends_in_time_with_an_averaged_head(deadline, tmp_
 
 def test_the_rate_ends_with_a_deadline_within_the_only_epoch(tmp_path, monkeypatch):
     FakeTime(monkeypatch)
-    monkeypatch.setattr("elastic_trainer.trainer.DEADLINE_CHECK_STEPS", 2)
+    monkeypatch.setattr("elastic_trainer.runs.trainer.DEADLINE_CHECK_STEPS", 2)
     summary = run_with_deadline(tmp_path, 5.5, epochs=1)
     assert (summary["steps"], summary["planned_steps"]) == (5, 6)
     [row] = rows_of(tmp_path / "metrics.csv")

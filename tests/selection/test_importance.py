@@ -7,10 +7,10 @@ from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification, classification_loss
 from elastic_trainer.selection.importance import GradientMagnitude, ImportanceEvaluator, WeightMagnitude
-from elastic_trainer.task import ImageClassification, classification_loss
-from elastic_trainer.training.step import TrainStep
+from elastic_trainer.system.errors import UserError
 
 
 def without_dropout(model):

@@ -7,7 +7,6 @@ import pytest
 from budgets import simulate
 from conftest import make_table
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection import budget as budgets
 from elastic_trainer.selection.budget import (
@@ -19,6 +18,7 @@ from elastic_trainer.selection.budget import (
     smallest_rho,
 )
 from elastic_trainer.selection.select import Plan, plan_of, select_tensors
+from elastic_trainer.system.errors import UserError
 
 
 def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):

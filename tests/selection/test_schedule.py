@@ -3,9 +3,9 @@
 import pytest
 from conftest import make_small_data
 
-from elastic_trainer.errors import UserError
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 
 
 def test_interval_shorter_than_a_step_is_refused_and_the_shortest_named():

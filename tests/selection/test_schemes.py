@@ -5,7 +5,12 @@ import pytest
 from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run
 
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
     MAX_CARRY_OVER,
@@ -17,11 +22,6 @@ from elastic_trainer.selection.elastic import ElasticScheme, make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
-from elastic_trainer.task import ImageClassification
-from elastic_trainer.trainer import Trainer
-from elastic_trainer.training.features import FeatureCache
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.state import TrainState
 
 
 def test_elastic_run_records_slowdown_and_correction(tmp_path):
@@ -76,7 +76,7 @@ def elastic_scheme(settings, selector=(), kind=ElasticScheme, caches=True, **tim
 
 
 def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeypatch):
-    settings = Settings(num_epochs=40, interval=10, rho=0.6, correct_budget=False)
+    settings = Settings(num_epochs=40, interval=10, rho=0.6, deterministic=True)
     scheme, budget, state = elastic_scheme(settings, t_fw_ms=1.0, constant_ms=1.0)
     table, head = budget.table, head_mask(state.model)
     first = scheme.select(Progress(total_steps=240, features_possible=True), state)

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from elastic_trainer.memory.costs import Kept, MemoryCosts
 from elastic_trainer.selection.problem import Problem
 from elastic_trainer.selection.two_budgets import GAP, solve_both
+from elastic_trainer.timing.memory_costs import Kept, MemoryCosts
 
 
 def problem(seed, count=9):

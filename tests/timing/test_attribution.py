@@ -11,13 +11,13 @@ import zoo
 from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
+from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.prefix import prefix_operations, split_step
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.task import ImageClassification
 from elastic_trainer.timing.fit import selection_sums
-from elastic_trainer.training.optimizers import make_optimizer
-from elastic_trainer.training.prefix import prefix_operations, split_step
-from elastic_trainer.training.step import TrainStep
 
 
 @pytest.fixture(scope="module")

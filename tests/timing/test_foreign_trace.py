@@ -5,12 +5,12 @@ import record_trace_fixture as fixture
 from conftest import attribute_times
 from small_networks import built_optimizer
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import needed_operations
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing import foreign_trace
 from elastic_trainer.timing.trace import OperationTrace, read_trace
-from elastic_trainer.training.step import TrainStep
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import zoo
 from command_line import ROOT
 from keras import layers
 
-from elastic_trainer.task import ImageClassification
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.timing.graph_digest import graph_digest
 
 SIZE, BATCH = 16, 4
@@ -49,7 +49,7 @@ def test_names_seeds_and_weights_do_not_change_the_digest():
 ELSEWHERE = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/timing"]
-from elastic_trainer.machine import load_tensorflow; load_tensorflow()
+from elastic_trainer.system.machine import load_tensorflow; load_tensorflow()
 import tensorflow as tf; tf.config.experimental.enable_op_determinism()
 import keras; keras.utils.set_random_seed(5)
 import zoo

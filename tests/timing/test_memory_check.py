@@ -6,12 +6,12 @@ from small_runs import SETTINGS
 
 import models
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.errors import UserError
-from elastic_trainer.memory import budget
-from elastic_trainer.memory.budget import MemoryBudget
-from elastic_trainer.networks.names import MODEL_NAMES
+from elastic_trainer.engine import memory as budget
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.networks.tensors import all_mask, head_mask
-from elastic_trainer.settings import NetworkSettings
+from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import MODEL_NAMES
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing import memory_check
 from elastic_trainer.timing.memory_check import TracedSteps
 
@@ -94,6 +94,6 @@ def test_what_certainly_fits_does(name, monkeypatch):
     """The bound that saves tracing is above what the traced step takes."""
     model = models.build_model(name, 64, 10)
     has_free(monkeypatch, 1e6)  # what tracing takes is not counted
-    made = TracedSteps(model, NetworkSettings(name, batch_size=32, optimizer="adam"))
+    made = TracedSteps(model, Settings(name, batch_size=32, optimizer="adam"))
     has_free(monkeypatch, made.needed_mb(all_mask(model), 32))
     assert not made.certainly_fit(32)

@@ -12,13 +12,13 @@ from conftest import BATCH, CLASSES, SIZE, make_table
 from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
-from elastic_trainer.errors import UserError
-from elastic_trainer.files import alone_in
-from elastic_trainer.machine import environment
-from elastic_trainer.memory.costs import NO_CHAIN, Kept, MemoryCosts
 from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.settings import DataSettings, NetworkSettings
+from elastic_trainer.settings import DataSettings, Settings
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import alone_in
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
+from elastic_trainer.timing.memory_costs import NO_CHAIN, Kept, MemoryCosts
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import TABLE_SETTINGS, load_table, save_table, table_folder, table_settings
 
@@ -254,7 +254,7 @@ def test_table_without_environment_is_refused_or_allowed_with_a_warning(saved, c
 
 
 def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, small_model):
-    network = NetworkSettings("resnet50", input_size=8, num_classes=3, batch_size=4, weights="none")
+    network = Settings("resnet50", input_size=8, num_classes=3, batch_size=4, weights="none")
     measured_here = table_folder(network, tmp_path)
     folder = table_folder(network, tmp_path, Path("far") / "tx2.xplane.pb")
     assert folder == measured_here.with_name(measured_here.name + "_from_tx2")

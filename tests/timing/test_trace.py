@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 from traces import GRADIENT_MS, tx2_trace
 
-from elastic_trainer.errors import UserError
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.trace import is_operation, match_op, read_op_times, read_trace
 
 

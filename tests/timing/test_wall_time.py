@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic_trainer import machine
+from elastic_trainer.system import machine
 from elastic_trainer.timing import wall_time
 from elastic_trainer.timing.wall_time import measure_ms, without_drift
 

@@ -1,0 +1,46 @@
+"""The formats of `--export` by name (no TensorFlow here): a plain dictionary, to which other programs may add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """A format of `--export`."""
+
+    # Writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left before a
+    # deadline -> a report for the user. If it `is_for_board`, it is written instead of training: the settings or
+    # `settings.Evaluation`, the model, `ImageData`, and the timing table if the scheme has one -> a report.
+    export: Callable[..., str]
+    file: str  # the last one that it writes
+    # Model -> what converting it once takes on this device now, so that a deadline leaves time for it.
+    conversion_seconds: Callable[[Any], float] | None = None
+    is_for_board: bool = False
+
+
+def _export_tflite(*args: Any) -> str:
+    from elastic_trainer.evaluation.export import export_tflite
+
+    return export_tflite(*args)
+
+
+def _conversion_seconds(model: Any) -> float:
+    from elastic_trainer.networks.tflite import conversion_seconds
+
+    return conversion_seconds(model)
+
+
+def _export_for_board(*args: Any) -> str:
+    from elastic_trainer.board.export import export_for_board
+
+    return export_for_board(*args)
+
+
+EXPORTERS: dict[str, Exporter] = {
+    "tflite": Exporter(_export_tflite, "export.json", _conversion_seconds),
+    "train_tflite": Exporter(_export_for_board, "train.tflite", is_for_board=True),
+    "train_graph": Exporter(_export_for_board, "train.pb", is_for_board=True),
+}

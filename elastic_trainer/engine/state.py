@@ -1,0 +1,275 @@
+"""The state of training: the network, its optimizer, the tensors that train now, and their compiled step."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.engine.closed_form_head import ClosedFormStep, closed_form_head
+from elastic_trainer.engine.evaluation import Evaluation
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.optimizers import unscaled
+from elastic_trainer.engine.prefix import SplitStep
+from elastic_trainer.engine.step import TrainStep, as_numbers
+from elastic_trainer.engine.step_memory import split_graph_mb, training_mb
+from elastic_trainer.engine.task import CompiledTask, Task
+from elastic_trainer.system.errors import START_AGAIN, UserError
+from elastic_trainer.system.machine import release_memory
+
+AnyStep = TrainStep | ClosedFormStep | SplitStep
+
+
+class StepResult(NamedTuple):
+    """One training step. Either `step_ms` is None or `first_call_ms`."""
+
+    loss: float  # on the batch
+    measures: dict[str, float]  # `Task.measures`
+    learning_rate: float
+    step_ms: float | None  # wall time
+    first_call_ms: float | None = None  # that of the first step of a new graph, which TensorFlow then optimises
+    caching_ms: float = 0.0  # what computing features took before, which are kept for this step and later ones
+
+
+def not_finite(what: str, updates: int, task: Task, optimizer: keras.optimizers.Optimizer) -> UserError:
+    """The error for a value that is not a finite number, with advice that fits the cause.
+
+    `what` names the value and the step. After no `updates` of the weights, or at rate 0, the network is the cause.
+    """
+    rate = unscaled(optimizer)._learning_rate
+    at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
+    now = float(optimizer.learning_rate)
+    if updates and at_start:
+        others = f", or check {task.suspects}" if isinstance(task, CompiledTask) else ""
+        return UserError(f"{what} with learning rate {now:g}; lower --learning_rate{others}")
+    return UserError(
+        f"{what}, and --learning_rate is not the cause, since it has changed no weight; check {task.suspects}"
+    )
+
+
+class TrainState:
+    """What training changes.
+
+    Args:
+        task: what is trained.
+        optimizer: built for all of `task.model.trainable_variables`.
+        batch_size: examples a step, or a part of one; None: any number.
+        penalty: what is added to the loss within the step, as in `TrainStep`.
+        features: the cache of the frozen prefix; by default nothing is cached.
+        memory: what the process may take; by default what the machine has.
+        rows: examples of most steps. Where `batch_size` is None, their memory is predicted if there is a limit.
+    """
+
+    compiled = 0  # steps
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: keras.optimizers.Optimizer,
+        batch_size: int | None,
+        penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
+        features: FeatureCache | None = None,
+        memory: MemoryBudget | None = None,
+        rows: int | None = None,
+    ) -> None:
+        self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
+        # Of a step: their gradients are added up before the weights are updated.
+        self.parts = rows // batch_size if batch_size and rows else 1
+        why_not = task.micro_batch_obstacle()
+        if self.parts > 1 and why_not is not None:
+            raise UserError(f"--micro_batch: {why_not}; leave it out")
+        self.can_split = batch_size is not None and why_not is None  # into (smaller) parts
+        self.features, self.memory = features or FeatureCache(), (memory or MemoryBudget()).started()
+        # What the process is expected to take at most with the adopted step; None if the system does not report it.
+        self.predicted_mb: float | None = None
+        self._forward_mb = 0.0  # of the adopted step
+        self.make_step: Callable[..., TrainStep] = self._make_step  # runs that take turns may share what was made
+        self.task = task
+        self.replace(task.model, optimizer)
+
+    def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+        """Train another network from now on; its first step needs `adopt`."""
+        gc.unfreeze()  # of `system.machine.frozen_gc`: the network of before is collected
+        self.task, self.optimizer = self.task.with_model(model), optimizer
+        self.evaluation = Evaluation(self.task)
+        self._mask: np.ndarray | None = None
+        self._step: TrainStep | ClosedFormStep | None = None
+        self._warm_step: AnyStep | None = None  # the last that was called
+
+    @property
+    def model(self) -> keras.Model:
+        """The network."""
+        return self.task.model
+
+    def adopt(self, mask: np.ndarray, uses_features: bool) -> None:
+        """Train bool [N] `mask` over `model.trainable_variables` from now on, from cached features if that is possible.
+
+        It compiles the step that does so. The same mask goes on with the step and the features that it has.
+        """
+        has_features = self.features.split is not None
+        is_same = self._mask is not None and (mask == self._mask).all()
+        if is_same and (has_features or not (uses_features and self.features.are_possible)):
+            return
+        self._step = self._warm_step = None  # the old graph is released before a new one is made
+        self.features.drop()  # before new ones take memory
+        self.evaluation.drop_features()
+        gc.collect()
+        self._step = step = self.make_step(self._batch_size, mask)
+        self._mask = mask
+        self.compiled += 1
+        self._adopt_features(step, uses_features)
+        if self.features.split is not None:
+            count, room_mb = self.features.room_for_test()
+            room_mb = min(room_mb, self.memory.limit_mb - (self.predicted_mb or 0.0))
+            kept_mb = self.evaluation.keep_features(step.variables, count, room_mb)
+            if self.predicted_mb is not None:
+                self.predicted_mb += kept_mb
+
+    def train_by(self, step: ClosedFormStep) -> None:
+        """Train by `step` from now on, which is no compiled one."""
+        self._step, self._mask = step, None
+
+    def _adopt_features(self, step: TrainStep, uses_features: bool) -> None:
+        """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
+        if self._batch_size is None:  # nothing is known of the sizes of tensors
+            self.features.adopt(step, uses_features)
+            if not self.memory.has_limit:
+                return
+            step = self.make_step(self._rows, step.mask)
+        step_mb, forward = training_mb(step)
+        needed_mb = self.memory.needed_mb(step_mb)
+        self._forward_mb = forward.tensors_mb
+        if self._batch_size is not None:
+            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - split_graph_mb(forward))
+        if self.features.split is not None:
+            needed_mb += split_graph_mb(forward) + self.features.kept_mb
+        self.predicted_mb = None if self.memory.start_mb is None else needed_mb
+
+    def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
+        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=parts or self.parts)
+
+    def too_little_memory(self) -> UserError:
+        """The error for an adopted step that is expected to take more than there is. It names what fits."""
+        count = (self._rows if self._batch_size is None else self._batch_size) or 1
+
+        def needed_mb(batch_size: int, micro_batch: int) -> float:
+            rows = part_rows(batch_size, micro_batch)
+            if (batch_size, rows) == (self.parts * count, count):
+                return (self.predicted_mb or 0.0) - (self.memory.start_mb or 0.0)
+            return training_mb(self.make_step(rows, self._mask, parts=batch_size // rows))[0]
+
+        return self.memory.refuse("training", needed_mb, self.parts * count, count, self.can_split)
+
+    @property
+    def excess_mb(self) -> float:
+        """By how much the adopted step is expected to exceed what the process may take."""
+        return 0.0 if self.predicted_mb is None else self.predicted_mb - self.memory.total_mb
+
+    @property
+    def head_room_mb(self) -> float:
+        """What is left for fitting a head in closed form, beside a forward pass."""
+        return self.memory.left_mb - self._forward_mb
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether there is a step for the next call of `train`."""
+        return self._step is not None
+
+    @property
+    def step_graph(self) -> tf.Graph:
+        """The traced graph of the current step; without the prefix if its features are cached."""
+        return self._current_step().graph
+
+    def train(self, batch: Batch) -> StepResult:
+        """One step on one batch, in parts or as a whole; loss and measures are those of all of it."""
+        caching_ms = 1e3 * self.features.prepare(batch)
+        step, is_cached, results = self._current_step(), self.features.split is not None, []
+        if not is_cached:
+            _ = batch.inputs  # as in the timing table, making them is not part of the step
+        start = time.perf_counter()
+        for part in [batch] if self.parts == 1 else batch.parts(self._batch_size or len(batch)):
+            values = self.features.read(part.order) if is_cached else part.inputs
+            results.append(as_numbers(*step.results(values, part.targets, part.weights)))
+        if self.parts > 1:
+            assert isinstance(self._step, TrainStep) and self._step.update is not None
+            self._step.update()
+        wall_ms, was_warm = (time.perf_counter() - start) * 1e3, step is self._warm_step
+        self._warm_step = step
+        losses, measured, rates = zip(*results, strict=True)
+        measures = measured[-1]
+        if self.parts > 1 and not self.task.is_running:
+            measures = {name: sum(one[name] for one in measured) / len(measured) for name in measures}
+        step_ms, first_call_ms = (wall_ms, None) if was_warm else (None, wall_ms)
+        return StepResult(sum(losses) / len(losses), measures, rates[-1], step_ms, first_call_ms, caching_ms)
+
+    def average_head(self, data: ShuffledData, between: Callable[[], None]) -> float | None:
+        """Replace the head by the mean of itself and the closed-form head of the trained network, if there is one.
+
+        No step follows. Nothing has changed if `between`, which is called before each block of images, raises.
+        Returns the seconds that it took, or None if the head stays.
+
+        A head that starts from random weights fits less well than the layers below allow, above all after few steps;
+        the closed form alone trusts features that the training images have shaped (docs/log/batches.md).
+        """
+        start = time.perf_counter()
+        self._step = self._warm_step = self._mask = None
+        self.features.drop()
+        release_memory()
+        found = closed_form_head(self.task, data, self.head_room_mb, between)
+        if found is None or not found.is_scaled.any():
+            return None
+        found.average()
+        return time.perf_counter() - start
+
+    def _current_step(self) -> AnyStep:
+        """What trains the adopted selection: from its inputs, or from features if they are cached."""
+        assert self._step is not None, "a scheme must select before the first step"
+        return self.features.split or self._step
+
+    def values(self) -> dict[str, np.ndarray]:
+        """All variables of the network and the optimizer, by kind and position."""
+        return {name: variable.numpy() for name, variable in self._variables()}
+
+    def assign(self, values: dict[str, np.ndarray]) -> None:
+        """Restore what `values` returned; the next step needs `adopt`.
+
+        Raises `UserError` if that was another network or optimizer.
+        """
+        variables = dict(self._variables())
+        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+        if shapes != {name: value.shape for name, value in values.items()}:
+            raise UserError(
+                f"--resume: the checkpoint is of another network or optimizer; give the same options, or {START_AGAIN}"
+            )
+        for name, variable in variables.items():
+            kind = variable.dtype.as_numpy_dtype
+            is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
+            variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
+        self._step = self._mask = None  # a checkpoint has its own selection
+        self.features.drop()
+        self.evaluation.drop_features()
+
+    def refresh(self) -> bool:
+        """Let the adopted step follow weights that were assigned from outside; whether it can, without features."""
+        if not isinstance(self._step, TrainStep) or self.features.split is not None:
+            return False
+        self._step.refresh()
+        return True
+
+    def check_finite(self, step: int) -> None:
+        """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""
+        variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        if not all(np.isfinite(variable.numpy()).all() for variable in variables):
+            raise not_finite(f"a weight is not finite after step {step}", step, self.task, self.optimizer)
+
+    def _variables(self) -> Iterator[tuple[str, Any]]:
+        for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):
+            for index, variable in enumerate(variables):
+                yield f"{owner}/{index}", variable.value

@@ -1,0 +1,62 @@
+"""Converts a model to TensorFlow Lite.
+
+It is traced here and converted from the concrete function: `from_keras_model` calls methods that some versions of
+Keras 3 do not have.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elastic_trainer.system.errors import UserError, first_line
+from elastic_trainer.system.machine import silenced
+
+
+def convert(model: keras.Model, quantise: bool) -> bytes:
+    """The TensorFlow Lite file of `model`: from an image [1, size, size, 3] in 0…255 to logits [1, classes].
+
+    Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
+    """
+    module = inference_module(model, lambda image: {"logits": model(image, training=False)})
+    try:
+        return convert_module(module, quantise)
+    except Exception as error:  # ConverterError is not public, and tracing a custom layer may raise anything
+        raise UserError(f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}") from error
+
+
+def conversion_seconds(model: keras.Model) -> float:
+    """Wall time of converting `model` once on this device now."""
+    start = time.perf_counter()
+    convert(model, quantise=False)
+    return time.perf_counter() - start
+
+
+def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> tf.Module:
+    """A module whose `infer` is `function` of one image [1, size, size, 3], which calls `model`."""
+    module = tf.Module()
+    # A concrete function does not keep its variables alive.
+    module.kept = [variable.value for variable in model.variables]
+    spec = tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
+    module.infer = tf.function(function, input_signature=[spec])
+    return module
+
+
+def convert_module(module: Any, quantise: bool = False) -> bytes:
+    """The TensorFlow Lite file of an `inference_module`."""
+    with silenced():  # the converter logs each of its passes
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
+        if quantise:
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        return converter.convert()
+
+
+def missing_kernels(error: Exception) -> str:
+    """The operations that the converter lacks, if its error message names them; else the first line of the message."""
+    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
+    return f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]

@@ -1,0 +1,1 @@
+"""PruneTrain: a scheme that trains every tensor, and removes channels meanwhile."""

@@ -1,0 +1,127 @@
+"""Builds the smaller network and its optimizer from the channels that stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
+from elastic_trainer.networks.graphs import functional_graph, is_graph
+from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
+from elastic_trainer.system.errors import UserError, first_line
+
+
+def rebuild_network(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    channels: ChannelGroups,
+    kept: np.ndarray,
+    changed: dict[int, np.ndarray],
+) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+    """Build a model and an optimizer like the given ones with the `kept` channels, bool [channels of the network].
+
+    The given ones do not change. The new ones hold the kept slices of all variables and slots, and all counts;
+    `changed` has values, by the `id` of a variable of `model`, that take the place of the variable's. Raises
+    `UserError` if Keras cannot rebuild the model from its configuration.
+    """
+    smaller = _rebuild_model(model, channels, kept)
+    for new, old in zip(smaller.variables, model.variables, strict=True):
+        new.assign(take_kept(changed.get(id(old), old.numpy()), old, channels, kept))
+    return smaller, _rebuild_optimizer(optimizer, model, smaller, channels, kept)
+
+
+def check_rebuildable(model: keras.Model, channels: ChannelGroups) -> None:
+    """Raise `UserError` if Keras cannot rebuild `model`. Tries it only if `model` has Lambda or custom layers."""
+    if any(type(layer) is keras.layers.Lambda or _is_custom(layer) for layer in model._flatten_layers()):
+        _rebuild_model(model, channels, np.ones(channels.count, bool))
+
+
+def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: np.ndarray) -> np.ndarray:
+    """The slice of `values`, of the shape of `variable`, that belongs to the kept channels."""
+    for axis, numbers in channels.axes(variable).items():
+        values = np.compress(kept[numbers], values, axis)
+    return values
+
+
+def _is_custom(layer: Any) -> bool:
+    """Whether neither Keras nor this project defines the layer's class."""
+    return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
+
+
+def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
+    """A model like `model` with the kept numbers of channels and new weights. Raises `UserError` if Keras cannot."""
+    classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
+    try:
+        config = model.get_config()
+        _set_widths(config, model, channels, kept)
+        with keras.saving.custom_object_scope(classes):
+            rebuilt = type(model).from_config(config)
+    except Exception as error:  # Keras and custom layers raise many kinds
+        why = first_line(error)
+        raise UserError(
+            f"--train_type prunetrain: Keras cannot rebuild {model.name} from its configuration: {why}"
+        ) from error
+    for new, old in zip(rebuilt._flatten_layers(), model._flatten_layers(), strict=True):
+        new.trainable = old.trainable  # from_config sets a model's flag on each of its layers
+    # Paths are not compared: Keras numbers unnamed layers inside custom layers, and counts on in the new model.
+    if [_kind_of(variable) for variable in rebuilt.variables] != [_kind_of(variable) for variable in model.variables]:
+        raise UserError(f"--train_type prunetrain: Keras builds other tensors from {model.name}'s configuration")
+    return rebuilt
+
+
+def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
+    return variable.name, len(variable.shape), variable.trainable
+
+
+def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: np.ndarray) -> None:
+    """Write the kept numbers of channels into the configuration of a functional or sequential model."""
+    graph = functional_graph(model)
+    layers = {layer.name: layer for layer in graph.operations}
+    if config.get("build_input_shape"):
+        _set_last_dimension(config, "build_input_shape", kept[channels.inputs(graph.inputs[0])])
+    for entry in config["layers"]:
+        inner = entry["config"]
+        layer = layers[entry.get("name") or inner["name"]]
+        if is_graph(layer):
+            entry.pop("build_config", None)
+            _set_widths(inner, layer, channels, kept)
+        elif isinstance(layer, keras.layers.InputLayer):
+            _set_last_dimension(inner, "batch_shape", kept[channels.inputs(layer.output)])
+        elif any(channels.axes(variable) for variable in getattr(layer, "variables", ())):
+            entry.pop("build_config", None)  # it holds the old shapes; without it, the first call builds the layer
+            if id(layer) in channels.kernels and not channels.kernels[id(layer)].depthwise:
+                numbers = channels.axes(layer.kernel)[len(layer.kernel.shape) - 1]
+                key = "units" if isinstance(layer, keras.layers.Dense) else "filters"
+                inner[key] = int(kept[numbers].sum())
+
+
+def _set_last_dimension(config: dict[str, Any], key: str, kept: np.ndarray) -> None:
+    """Write the kept number of channels into the shape `config[key]`, if any of its channels, bool [n], is removed."""
+    if not kept.all():
+        config[key] = (*config[key][:-1], int(kept.sum()))
+
+
+def _rebuild_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    model: keras.Model,
+    smaller: keras.Model,
+    channels: ChannelGroups,
+    kept: np.ndarray,
+) -> keras.optimizers.Optimizer:
+    """An optimizer for `smaller` with the slots, step counts and learning rate of the optimizer for `model`."""
+    variables = model.trainable_variables
+    copy = type(optimizer).from_config(optimizer.get_config())
+    copy.build(smaller.trainable_variables)
+    slot_of: dict[int, keras.Variable] = {}
+    for slots in vars(optimizer).values():  # optimizers name their lists of slots differently
+        if isinstance(slots, list) and len(slots) == len(variables):
+            slot_of |= {id(slot): variable for slot, variable in zip(slots, variables, strict=True)}
+    for new, old in zip(copy.variables, optimizer.variables, strict=True):
+        values = old.numpy()
+        variable = slot_of.get(id(old))
+        if variable is not None and values.shape == tuple(variable.shape):
+            values = take_kept(values, variable, channels, kept)
+        new.assign(values)
+    return copy

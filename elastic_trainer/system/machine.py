@@ -1,0 +1,256 @@
+"""This machine: hardware and versions, memory, and processor time taken by other virtual machines.
+
+Results record the environment, because times depend on it. Importing this file does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from elastic_trainer.system.errors import UserError, first_line
+from elastic_trainer.system.memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
+
+CPU_INFO = Path("/proc/cpuinfo")
+PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
+PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
+THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
+# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
+# memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
+# (docs/memory.md; measured with 2 cores).
+PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
+DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
+
+
+def is_undisturbed(seconds: float, stolen: float) -> bool:
+    """Whether other virtual machines took at most `DISTURBED_SHARE` of the processor time: `stolen` in `seconds`."""
+    return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
+
+
+def stolen_seconds(root: Path = Path("/")) -> float:
+    """Processor time in seconds since boot that other virtual machines took from this one; 0 if not reported."""
+    # cpu, user, nice, system, idle, iowait, irq, softirq, steal
+    fields = text_of(root / "proc" / "stat").partition("\n")[0].split()
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
+
+
+def seconds_since_start(root: Path = Path("/")) -> float | None:
+    """Wall seconds since this process started, to a hundredth; None if the system does not report it."""
+    fields, uptime = text_of(root / "proc" / "self" / "stat").rpartition(")")[2].split(), text_of(root / "proc/uptime")
+    if len(fields) < 20 or not uptime:
+        return None
+    return float(uptime.split()[0]) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and limits on threads, which are part of every record of a result."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "machine": platform.machine(),
+        "processor": _processor_name(),
+        "cores": os.cpu_count(),
+        "usable_cores": cores(),
+        "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
+        "system": platform.system(),
+    }
+
+
+@functools.cache
+def _commit(file: Path = Path(__file__)) -> str | None:
+    """Commit of the checkout that contains `file`, with "-dirty" if files have changed; None outside a checkout."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(file.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        git("ls-files", "--error-unmatch", file.name)  # fails if it is installed in the checkout of another project
+        return git("describe", "--always", "--dirty", "--exclude=*")
+    return None
+
+
+def _processor_name() -> str:
+    lines = text_of(CPU_INFO).splitlines()
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    # x86 writes "model name", boards write "Model" or "Hardware".
+    return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
+
+
+# Of `frozen_gc`. The count of frozen objects does not tell: from Python 3.12 on, it is never 0.
+_open_blocks: list[str] = []
+
+
+@contextlib.contextmanager
+def frozen_gc() -> Iterator[None]:
+    """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
+
+    Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).
+    Within another such block, nothing is added.
+    """
+    if _open_blocks:
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    _open_blocks.append("outer")
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _open_blocks.clear()
+
+
+def release_memory() -> None:
+    """Collect garbage, and return freed memory to the system where the C library (glibc) can do that."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def can_reset_peak() -> bool:
+    """Whether the system lets `reset_peak` work (Linux)."""
+    return os.access(PEAK_RESET, os.W_OK)
+
+
+def reset_peak() -> None:
+    """Let `peak_memory_mb` count from now on."""
+    PEAK_RESET.write_text("5", encoding="ascii")
+
+
+def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
+    """What `target`, called with a connection and `arguments` in a new process, sends through that connection.
+
+    Raises `EOFError` if it ends before, as where memory is used up, and `OSError` if there is none to start one.
+    """
+    spawn = get_context("spawn")
+    receiver, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=target, args=(sender, *arguments), daemon=True)
+    process.start()
+    sender.close()  # the process has it
+    with receiver:
+        try:
+            return receiver.recv()
+        finally:
+            process.join()
+
+
+def has_gpu() -> bool:
+    """Whether TensorFlow trains on a GPU, which has its own memory."""
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def gpu_peak_memory_mb() -> float | None:
+    """Peak memory of TensorFlow's allocators on all GPUs so far in MB, or None without a GPU."""
+    import tensorflow as tf
+
+    gpus = tf.config.list_logical_devices("GPU")
+    return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
+
+
+def reachable_memory_mb() -> float:
+    """Memory in MB that this process takes or can still allocate; what the system does not report counts as 0."""
+    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
+
+
+def available_memory_mb(root: Path = Path("/")) -> float | None:
+    """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
+
+    The limits of this process (`ulimit`) and of its control groups may leave less than the system has. `root` contains
+    proc and sys.
+    """
+    available_mb = free_memory_mb(root)
+    if available_mb is None:
+        return None
+    limits, counts = text_of(root / "proc" / "self" / "limits"), numbers_in(root / "proc" / "self" / "status")
+    for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
+        found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
+        if found and counted in counts:
+            reserved = 1_000_000 * (reserved_mb + mb_of_core * cores())
+            counted_bytes = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved)
+            available_mb = min(available_mb, (int(found[1]) - counted_bytes) / 1e6)
+    return max(available_mb, 0.0)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow without its log messages, which would hide the messages of the commands, and Keras on it.
+
+    TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
+    see everything. What KERAS_BACKEND and keras.json say does not apply to this process and those that it starts; a
+    line is printed for a setting that would have changed results.
+    """
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+        check_keras()
+    else:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        with silenced():
+            check_keras()
+            import tensorflow
+
+            tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+        del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
+    import keras
+
+    for name, wanted in (("floatx", "float32"), ("image_data_format", "channels_last")):
+        given = getattr(keras.config, name)()
+        if given != wanted:
+            print(f'keras.json: "{name}": "{given}" does not apply here; it is {wanted}', file=sys.stderr)
+            getattr(keras.config, f"set_{name}")(wanted)
+
+
+def check_keras() -> None:
+    """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
+    try:
+        import keras
+
+        backend = keras.config.backend()
+    # Another backend that is not installed; a wrong value, by the version of Keras.
+    except (ImportError, ValueError, AttributeError, AssertionError) as error:
+        if getattr(error, "name", None) == "keras":
+            raise
+        raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
+    if backend != "tensorflow":
+        raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
+
+
+@contextlib.contextmanager
+def silenced(descriptor: int = 2) -> Iterator[None]:
+    """Discard what this block and C++ libraries in it write to a file descriptor; exceptions pass as usual."""
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    stream.flush()
+    saved = os.dup(descriptor)
+    try:
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), descriptor)
+        yield
+    finally:
+        stream.flush()
+        os.dup2(saved, descriptor)
+        os.close(saved)

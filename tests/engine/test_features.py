@@ -1,0 +1,169 @@
+"""Cached features: each is computed once, and read as it was computed."""
+
+import keras
+import numpy as np
+import pytest
+from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model
+from small_networks import built_optimizer, values
+
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.task import ImageClassification
+
+layers = keras.layers
+
+
+def images(augment="flip", count=24, **more):
+    plain = make_small_data(count)
+    return ImageData("small", plain.class_names, plain._train, plain._test, BATCH, 0, augment=augment, **more)
+
+
+def head(model):
+    mask = np.zeros(len(model.trainable_variables), bool)
+    mask[-2:] = True
+    return mask
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """Keys whose features were computed, in their order."""
+    keys: list[int] = []
+    original = FeatureCache._inputs
+
+    def counting(self, wanted):
+        keys.extend(wanted.tolist())
+        return original(self, wanted)
+
+    monkeypatch.setattr(FeatureCache, "_inputs", counting)
+    return keys
+
+
+def train(state, data, epochs, mask, uses_features=True):
+    """Losses of all steps of `epochs`."""
+    state.adopt(mask, uses_features)
+    return [state.train(batch).loss for epoch in range(epochs) for batch in data.train(epoch)]
+
+
+def state_of(model, data, **more):
+    return TrainState(
+        ImageClassification(model), built_optimizer("sgd", model), BATCH, features=FeatureCache(data, **more)
+    )
+
+
+def test_training_from_features_is_training_from_images_and_computes_each_once(computed):
+    results = []
+    for uses_features in (False, True):
+        model, data = make_small_model(), images()
+        state = state_of(model, data)
+        losses = train(state, data, 5, head(model), uses_features)
+        results.append((losses, values(model.variables)))
+        assert (state.features.split is not None) == uses_features
+    made = computed[BATCH:]  # the first ones find the shapes
+    assert len(made) == len(set(made)) and set(made) <= set(range(2 * 24))
+    assert len(made) > 40  # with two views in five epochs, 1 - 2^-5 of 48 are expected
+    assert results[0][0] == results[1][0]
+    for one, other in zip(results[0][1], results[1][1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_float16_takes_half_the_memory_and_is_close():
+    sizes, losses = [], []
+    for in_float16 in (False, True):
+        model, data = make_small_model(), images()
+        state = state_of(model, data, in_float16=in_float16)
+        losses.append(train(state, data, 2, head(model)))
+        sizes.append(state.features.megabytes)
+    assert sizes[0] == 2 * sizes[1] > 0
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-2)
+    assert losses[0] != losses[1]
+
+
+def test_another_selection_gets_new_features_and_the_same_keeps_them():
+    model, data = make_small_model(), images("none")
+    state = state_of(model, data)
+    deep = np.array([variable.path.startswith(("head", "tail_bn")) for variable in model.trainable_variables])
+    for mask, keeps in ((deep, False), (deep, True), (head(model), False), (deep, False)):
+        before = state.features.split
+        train(state, data, 1, mask)
+        assert state.features.split is not None
+        assert (state.features.split is before) == keeps
+
+
+def test_features_are_made_for_the_same_tensors_once_they_are_asked_for():
+    """A budget may find them worth it only later."""
+    model, data = make_small_model(), images("none")
+    state = state_of(model, data)
+    for uses_features, compiled in ((False, 1), (False, 1), (True, 2), (True, 2)):
+        state.adopt(head(model), uses_features)
+        assert state.compiled == compiled and (state.features.split is not None) == uses_features
+
+
+def test_features_of_weights_that_were_restored_are_not_used():
+    model, data = make_small_model(), images("none")
+    state = state_of(model, data)
+    train(state, data, 1, head(model))
+    saved = state.values()
+    state.assign({name: value * 2 if "model" in name else value for name, value in saved.items()})
+    assert state.features.split is None and not state.is_adopted
+
+
+def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys, monkeypatch):
+    monkeypatch.setattr("elastic_trainer.datasets.images.available_memory_mb", lambda: 0.0)
+    plain_model, data = make_small_model(), images()
+    expected = train(state_of(plain_model, data), data, 2, head(plain_model), uses_features=False)
+    model = make_small_model()
+    state = state_of(model, data)
+    assert train(state, data, 2, head(model)) == expected
+    assert state.features.split is None and not state.features.are_possible
+    assert capsys.readouterr().out.count("0 MB are available") == 1
+
+
+@pytest.mark.parametrize("uses_features", [True, False])
+def test_new_views_in_every_epoch_are_reported_once(capsys, uses_features):
+    model, data = make_small_model(), images("flip_rotate")
+    state = state_of(model, data)
+    train(state, data, 2, head(model), uses_features)
+    deeper = head(model)
+    deeper[-4:] = True
+    train(state, data, 1, deeper, uses_features)
+    assert state.features.split is None
+    assert capsys.readouterr().out.count("new views in every epoch") == 1
+
+
+@keras.saving.register_keras_serializable()
+class LessBatchMean(keras.layers.Layer):
+    """Subtracts the mean over the batch."""
+
+    def call(self, inputs):
+        return inputs - keras.ops.mean(inputs, axis=0, keepdims=True)
+
+
+@keras.saving.register_keras_serializable()
+class PlusImagesBefore(keras.layers.Layer):
+    """The sum of each image and those before it in the batch."""
+
+    def call(self, inputs):
+        return keras.ops.cumsum(inputs, axis=0)
+
+
+def with_layer(layer):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((SIZE, SIZE, 3))
+    x = layer(layers.Conv2D(4, 3)(inputs))
+    return keras.Model(inputs, layers.Dense(CLASSES, name="head")(layers.GlobalAveragePooling2D()(x)))
+
+
+@pytest.mark.parametrize("layer", [LessBatchMean, PlusImagesBefore])
+def test_layers_that_mix_the_images_of_a_batch_have_no_features(capsys, layer):
+    model, data = with_layer(layer()), images()
+    state = state_of(model, data)
+    train(state, data, 1, head(model))
+    assert state.features.split is None and "others of its batch" in capsys.readouterr().out
+
+
+def test_features_beyond_the_range_of_float16_are_not_rounded(capsys):
+    model, data = with_layer(layers.Rescaling(1e6)), images()
+    state = state_of(model, data, in_float16=True)
+    train(state, data, 1, head(model))
+    assert state.features.split is None and "overflow" in capsys.readouterr().out

@@ -1,0 +1,144 @@
+"""The training step: exactly the selected tensors change, over any number of selections."""
+
+import gc
+import resource
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from conftest import BATCH, make_small_model
+from small_images import pairs
+from small_networks import built_optimizer, values
+
+from elastic_trainer.engine.step import TrainStep, forward_pass
+from elastic_trainer.engine.task import ImageClassification, classification_loss
+
+
+def slots_of(optimizer, count):
+    """Slot variables of each trained variable: [count] lists."""
+    slots = [v for v in optimizer.variables if len(v.shape)]  # the step count and the rate are scalars
+    assert len(slots) % count == 0
+    kinds: dict[str, list] = {"momentum": [], "velocity": []}
+    for slot in slots:
+        kinds["velocity" if slot.path.endswith("velocity") else "momentum"].append(slot)
+    return [[group[k] for group in kinds.values() if group] for k in range(count)]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_step_changes_exactly_the_selected_variables_and_their_slots(name, small_model, small_data):
+    variables = small_model.trainable_variables
+    count = len(variables)
+    optimizer = built_optimizer(name, small_model)
+    slots = slots_of(optimizer, count)
+    statistics = [v for v in small_model.variables if v.name in ("moving_mean", "moving_variance")]
+    frozen = values(statistics)
+    rng = np.random.default_rng(0)
+    masks = [rng.random(count) < 0.5 for _ in range(4)]
+    masks[0][:] = False
+    masks[0][-2:] = True  # only the head
+    batches = list(pairs(small_data.train(0)))
+    for mask in masks:
+        step = TrainStep(ImageClassification(small_model), optimizer, BATCH, mask)
+        for images, labels in batches[:2]:
+            before, slots_before = values(variables), [values(one) for one in slots]
+            step(images, labels)
+            for k in range(count):
+                moved = (variables[k].numpy() != before[k]).any()
+                assert moved == mask[k], f"{variables[k].path} moved: {moved}"
+                for slot, old in zip(slots[k], slots_before[k], strict=True):
+                    assert (slot.numpy() != old).any() == mask[k], f"slot {slot.path}"
+    assert int(optimizer.iterations) == 2 * len(masks)
+    for variable, old in zip(statistics, frozen, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_reselected_tensor_continues_with_its_slots_and_step_count(name, small_model, small_data):
+    """Its momentum is unchanged, and Adam's bias correction counts the steps of this tensor only.
+
+    The update equals that of a tensor that was always selected, at the present learning rate.
+    """
+    variables = small_model.trainable_variables
+    alone = np.zeros(len(variables), bool)
+    alone[0] = True
+    others = ~alone
+    optimizer = built_optimizer(name, small_model)
+    batches = list(pairs(small_data.train(0)))
+    for mask in (alone, others):
+        step = TrainStep(ImageClassification(small_model), optimizer, BATCH, mask)
+        for images, labels in batches[:3]:
+            step(images, labels)
+    slots = [slot.numpy() for slot in slots_of(optimizer, len(variables))[0]]
+    before, rate = variables[0].numpy(), float(optimizer.learning_rate)
+    step = TrainStep(ImageClassification(small_model), optimizer, BATCH, alone)
+    step(*batches[3])
+    if name == "sgd":
+        momentum = slots_of(optimizer, len(variables))[0][0].numpy()
+        gradient = (0.9 * slots[0] - momentum) / rate  # the gradient that this update implies
+        assert np.abs(gradient).max() > 0
+        np.testing.assert_allclose(variables[0].numpy(), before * (1 - rate * 0.1) + momentum, rtol=1e-4, atol=1e-7)
+        assert rate == pytest.approx(0.5e-2 * (1 + np.cos(np.pi * 6 / 100)), rel=1e-4)
+    else:
+        mean, square = (slot.numpy() for slot in slots_of(optimizer, len(variables))[0])
+        corrected = (
+            mean / (1 - 0.9**4) / (np.sqrt(square / (1 - 0.999**4)) + 1e-7)
+        )  # the tensor's 4th step is the run's 7th
+        np.testing.assert_allclose(variables[0].numpy(), before - rate * corrected, rtol=1e-3, atol=1e-6)
+
+
+def test_step_loss_includes_the_regularisers_of_the_model(small_data):
+    [(images, labels)] = pairs(small_data.importance_batches(0))
+    inputs = keras.Input(images.shape[1:])
+    penalised = keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.5), name="head")
+    model = keras.Model(inputs, penalised(keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs))))
+    kernel = model.get_layer("head").kernel.numpy()
+    expected = float(classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
+    assert step(images, labels)[0] == pytest.approx(expected, rel=1e-5)
+    assert forward_pass(ImageClassification(model), BATCH)(images, labels) < expected
+
+
+def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small_data):
+    results = []
+    for policy in (half_precision, "float32"):
+        keras.config.set_dtype_policy(policy)
+        model = make_small_model()
+        next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
+        optimizer = built_optimizer("sgd", model, rate=1e-2)
+        start = values(model.trainable_variables)
+        loss = TrainStep(ImageClassification(model), optimizer, BATCH)(*next(iter(pairs(small_data.train(0)))))[0]
+        changes = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
+        results.append((loss, np.concatenate([one.ravel() for one in changes])))
+    (loss, moved), (single_loss, single_moved) = results
+    assert loss == pytest.approx(single_loss, rel=0.03)
+    cosine = moved @ single_moved / np.linalg.norm(moved) / np.linalg.norm(single_moved)
+    assert cosine > 0.97 and np.linalg.norm(moved) == pytest.approx(np.linalg.norm(single_moved), rel=0.1)
+
+
+def test_memory_stays_flat_over_12_selections():
+    """On a network so large that graphs that are not released would show."""
+    inputs = x = keras.Input((32, 32, 3))
+    for _ in range(30):
+        x = keras.layers.Conv2D(4, 1, activation="relu")(x)
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(x)))
+    optimizer = built_optimizer("sgd", model)
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 255, (BATCH, 32, 32, 3)).astype(np.float32)
+    labels = np.array([0, 1, 2, 0], np.int32)
+    used = []
+    step = None
+    for _ in range(18):
+        step = None
+        gc.collect()
+        mask = rng.random(len(model.trainable_variables)) < 0.3
+        step = TrainStep(ImageClassification(model), optimizer, BATCH, mask)
+        step(images, labels)
+        used.append(resident_mb())
+    assert step is not None
+    grown = np.median(used[-3:]) - np.median(used[4:7])
+    assert grown < 12, f"grew by {grown:.0f} MB over 12 re-selections: {np.round(used)}"
+
+
+def resident_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
