@@ -7,6 +7,7 @@ an epoch depends only on the seed and the epoch's number, so a run can be repeat
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -80,14 +81,19 @@ def _warn_of_copies(name: str, parts: Mapping[str, ImageFiles], images: Mapping[
         print(printable(f"warning: {' and '.join(pairs[0])} are one photo in two classes{more}; remove the wrong one"))
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Prepare a data set of tensorflow-datasets; `words` are those of the process if not given."""
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, by default that of the process."""
     parser = OneLineParser(prog="data.py", description="Download a data set and prepare it.")
     names = [name for name, entry in DATASETS.items() if entry.is_tfds]
     parser.add_argument("command", type=one_of(["prepare"]), metavar="prepare")
     parser.add_argument("--dataset_name", type=one_of(names), metavar="NAME", required=True, help=", ".join(names))
     parser.add_argument("--data_dir", type=Path, metavar="DIR", help="where tensorflow-datasets keeps its files")
-    args = parser.parse_args(words)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Prepare a data set of tensorflow-datasets."""
+    args = parse(words)
     builder = prepare_tfds(args.dataset_name, args.data_dir)
     splits = ", ".join(f"{split.num_examples} {split_name}" for split_name, split in builder.info.splits.items())
     print(f"{args.dataset_name} is ready in {builder.data_dir}: {splits}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import utils
-from elastic_trainer.cli.commands import parse_main
+from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.checkpoint import Checkpoints
@@ -200,9 +200,7 @@ def _export_again(settings: Settings, folder: Path, seconds: float | None) -> No
         return
     load_tensorflow()
     images = [] if settings.data_dir is None else ["--data_dir", str(settings.data_dir)]
-    evaluation = parse_main(["--evaluate", str(folder), *images])
-    assert isinstance(evaluation, Evaluation)
-    model, dataset = load_to_evaluate(evaluation)
+    model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
     print(_exported(export, model, dataset, best))
     if seconds is not None:
         update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))

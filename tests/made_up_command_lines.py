@@ -2,26 +2,25 @@
 
 from hypothesis import strategies as st
 
-from elastic_trainer.settings import CLIPPING, DIGITS, MAIN_FLAGS, PAPER, PHOTOS
+from elastic_trainer.settings import MAIN_FLAGS, PRESETS
 
+PAPER, PHOTOS, DIGITS = PRESETS["paper"], PRESETS["photos"], PRESETS["demo"]
 FOLDERS = ("logs", "None", "./-photos", "my photos", "photos")
 _VALUES = {
-    "model_name": (PAPER["model_name"], PHOTOS["model_name"], "mobilenet", __file__ + ":command_lines"),
-    "input_size": (PAPER["input_size"], PHOTOS["input_size"], DIGITS["input_size"], 48),
-    "num_classes": (2, 10),
-    "batch_size": (PAPER["batch_size"], PHOTOS["batch_size"], DIGITS["batch_size"]),
+    "model_name": (PAPER.model_name, PHOTOS.model_name, "mobilenet", __file__ + ":command_lines"),
+    "input_size": (PAPER.input_size, PHOTOS.input_size, DIGITS.input_size, 48),
+    "batch_size": (PAPER.batch_size, 32, DIGITS.batch_size),
     "weights": ("imagenet", "none"),
     "optimizer": ("sgd", "adam"),
     "seed": (0, 3),
     "augment": ("none", "flip", "flip_rotate"),
-    "learning_rate": (PAPER["learning_rate"], 0.02, 1 / 3),
-    "weight_decay": (PAPER["weight_decay"], 0.0, 1 / 3),
-    "gradient_clipping": (0.0, CLIPPING, 1 / 3),
-    "recipe": ("paper", "robust"),
+    "learning_rate": (PAPER.learning_rate, 0.02, 1 / 3),
+    "weight_decay": (PAPER.weight_decay, 0.0, 1 / 3),
+    "preset": ("paper", "photos", "demo"),
     "test_fraction": (0.2, 1 / 3),
     "logdir": FOLDERS,
 }
-_NETWORK = ("model_name", "input_size", "num_classes", "batch_size", "weights", "optimizer", "seed", "recipe")
+_NETWORK = ("model_name", "input_size", "batch_size", "weights", "optimizer", "seed", "preset")
 
 
 @st.composite
@@ -36,12 +35,10 @@ def command_lines(draw, more=(), names=_NETWORK):
         chosen["data_dir"] = draw(st.sampled_from(FOLDERS))
     else:
         chosen = {name: value for name, value in chosen.items() if name != "test_fraction"}
-    model, optimizer = chosen.get("model_name"), chosen.get("optimizer")
+    model = chosen.get("model_name")
     if model == "mobilenet" and draw(st.booleans()):
-        chosen["alpha"] = draw(st.sampled_from([PAPER["alpha"], 0.35, 1 / 3]))
+        chosen["alpha"] = draw(st.sampled_from([PAPER.alpha, 0.35, 1 / 3]))
     if model is not None and ".py:" in model:
         chosen.pop("weights", None)
-    if optimizer != "adam" and draw(st.booleans()):
-        chosen["gradient_clipping"] = draw(st.sampled_from(_VALUES["gradient_clipping"]))
     assert {*chosen} <= {*MAIN_FLAGS}
     return [f"--{name}={value}" for name, value in chosen.items()]

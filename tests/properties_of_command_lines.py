@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 
-from elastic_trainer.cli.data_command import parse_data
 from hypothesis import strategies as st
 from made_up_command_lines import FOLDERS
 from properties import one_line, property_of
 
-from elastic_trainer.cli.commands import parse_main, parse_profiler
-from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS
+import data
+from elastic_trainer.cli.commands import NAMES, parse_main, parse_profiler
+from elastic_trainer.settings import MAIN_FLAGS, PROFILER_FLAGS, Settings
 
-_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS, "output"})
-_CHOICES = sorted({str(one) for flag in MAIN_FLAGS.values() for one in getattr(flag.type, "names", [])})
+_NAMES = sorted({*MAIN_FLAGS, *PROFILER_FLAGS})
+_CHOICES = sorted({one for names in NAMES.values() for one in names})
 _WORDS = [
     *("", "-", "--", "=", "0", "-1", "1", "4", "10", "0.5", "1e400", "nan", "inf", "1e-320", "True", "False", "none"),
     *("5m", "1h 30m", "0s", "1e9d", "2G", "80%", "-5%", "1e30M", "imagenet", "digits", "image_folder", "sgd", "adam"),
@@ -35,7 +35,7 @@ _WORDS = [
         "@x",
     ),
     *("no/such.keras", "no/such.py:f", f"{__file__}:f", f"{__file__}:", __file__, "1" * 400, "0x10", "1_0", "٣"),
-    *("show", "prepare", "mobilenetv2", "resnet50", "vit", *FOLDERS),
+    *("prepare", "mobilenetv2", "resnet50", "vit", *FOLDERS),
 ]
 VALUES = st.one_of(
     *(st.sampled_from(_WORDS), st.sampled_from(_CHOICES), st.text()), st.integers().map(str), st.floats().map(str)
@@ -50,13 +50,13 @@ _PIECES = st.one_of(
 _PARSERS = {
     "main.py": parse_main,
     "profiler.py": parse_profiler,
-    "data.py": parse_data,
+    "data.py": data.parse,
 }
 
 
 @property_of(
     st.sampled_from(sorted(_PARSERS)),
-    st.sampled_from([[], ["show"], ["prepare"]]),
+    st.sampled_from([[], ["prepare"]]),
     st.lists(_PIECES, max_size=6),
 )
 def any_command_line_is_parsed_or_refused_in_a_line(script: str, start: list[str], pieces: list[list[str]]) -> None:
@@ -66,5 +66,5 @@ def any_command_line_is_parsed_or_refused_in_a_line(script: str, start: list[str
         except SystemExit as stopped:  # --help
             assert stopped.code == 0 and any("--help".startswith(one) or one == "-h" for [one, *_] in pieces)
             return
-        if hasattr(command, "config"):
-            json.dumps(command.config)
+        if isinstance(command, Settings):
+            json.dumps(command.to_record())

@@ -24,7 +24,7 @@ from properties import fresh, property_of
 from small_networks import as_if_trained, some_images, values
 from small_runs import rows_of
 
-from elastic_trainer import ElasticTraining, files
+from elastic_trainer import ElasticTraining
 from elastic_trainer.engine.prefix import split_step
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
@@ -32,6 +32,7 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.select import select_tensors, select_upper_part
+from elastic_trainer.system import files
 from elastic_trainer.system.errors import Stopped, UserError
 from elastic_trainer.timing.run_steps import table_of_steps
 from selection_solver_DP import ROUNDING_LOSS, solve

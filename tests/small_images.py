@@ -7,7 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 import data
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 
 
 def write_red_and_blue(folder):
@@ -53,7 +53,8 @@ def write_noise(folder):
 
 def load_photos(folder, size=16, batch_size=2, seed=0, kept_mb=None, **settings):
     """The data set of an image folder, as `data.load` gives it."""
-    return data.load(DataSettings("image_folder", folder, **settings), size, batch_size, seed, kept_mb=kept_mb)
+    about = {"dataset_name": "image_folder", "data_dir": folder, "augment": "none", **settings}
+    return data.load(Settings(**about, input_size=size, batch_size=batch_size, seed=seed), kept_mb)
 
 
 def encoded(image, kind, **options):

@@ -21,7 +21,7 @@ import profiler
 from elastic_trainer.networks import saved_model
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.runs.checkpoint import Checkpoints, State
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing import trace
 from main import main
@@ -170,6 +170,8 @@ def test_images_of_impossible_sizes_are_left_out(place, capsys):
     png[16:24] = (2**31 - 1).to_bytes(4, "big") * 2  # width and height
     (place / "photos" / "train" / "ant" / "broken.png").write_bytes(png)
     words = ["--dataset_name", "image_folder", "--data_dir", place / "photos"]
-    images = data.load(DataSettings("image_folder", place / "photos"), 12, 4)
+    images = data.load(
+        Settings(dataset_name="image_folder", data_dir=place / "photos", input_size=12, batch_size=4, augment="none")
+    )
     assert images.skipped_images == 1 and "broken.png" in capsys.readouterr().out
     run_data("show", *words, "--output", place / "shown")

@@ -60,14 +60,14 @@ from elastic_trainer.evaluation.export import Interpreter
 from elastic_trainer.networks.tflite import convert
 from elastic_trainer.evaluation.pictures import draw_confusion
 from elastic_trainer.networks.architectures import build_backbone
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing import measuring, profiling
 
 modules = [module.name for module in pkgutil.walk_packages(elastic_trainer.__path__, "elastic_trainer.")]
 for attempt in (
     *(partial(importlib.import_module, name) for name in modules),
-    lambda: find(DataSettings(dataset_name="digits")),
-    lambda: find(DataSettings(dataset_name="stanford_dogs", data_dir=Path("."))),
+    lambda: find(Settings(dataset_name="digits", augment="none")),
+    lambda: find(Settings(dataset_name="stanford_dogs", data_dir=Path("."), augment="none")),
     lambda: build_backbone("vit", 32, "imagenet", 1.0),
     lambda: draw_confusion(np.eye(2), ["a", "b"]),
 ):

@@ -67,18 +67,16 @@ def our_frames(frame):
 
 def traced_run(folder, monkeypatch):
     """Elastic training by `main.main`, with a table of equal times."""
-    words = ["--dataset_name", "image_folder", "--data_dir", write_noise(folder / "photos"), "--recipe", "paper"]
+    words = ["--dataset_name", "image_folder", "--data_dir", write_noise(folder / "photos"), "--preset", "paper"]
     words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", 12, "--batch_size", 4]
     words += ["--train_type", "elastic_training", "--rho", 0.6, "--num_epochs", 4, "--interval", 4]
-    words = [*map(str, [*words, "--logdir", folder, "--run_name", "traced", "--allow_stale_profile"])]
-    network = parse_training(words).network.with_classes(3)
+    words = [*map(str, [*words, "--logdir", folder, "--run_name", "traced"])]
+    settings = dataclasses.replace(parse_training(words), num_classes=3)
     keras.utils.clear_session()  # so that the tensors have the same names in the run
-    table = make_table(models.build(network), t_fw_ms=2.0)
+    table = make_table(models.build(settings), t_fw_ms=2.0)
     keras.utils.clear_session()
     details = {"environment": environment()}
-    save_table(
-        dataclasses.replace(table, settings=table_settings(network), details=details), table_folder(network, folder)
-    )
+    save_table(dataclasses.replace(table, settings=table_settings(settings), details=details), table_folder(settings))
     monkeypatch.setattr(sys, "argv", ["main.py", *words])
     trace = StepTrace()
     sys.setprofile(trace)

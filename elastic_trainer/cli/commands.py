@@ -18,7 +18,7 @@ from elastic_trainer.cli.checks import check, is_elastic, is_for_board, without_
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets.named import DATASETS
 from elastic_trainer.runs.reader import METRICS, SUMMARY, is_run, read_config, read_settings
-from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.selection.named import SCHEMES, find_scheme
 from elastic_trainer.settings import (
     ALL_FLAGS,
     BEST_MODEL,
@@ -76,7 +76,7 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
     if given.pop("save_txt"):
         print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
     if "evaluate" in given:
-        return _evaluation(given)
+        return parse_evaluation(words)
     settings = parse_training(words)
     for line in without_effect(given, settings):
         print(f"main.py: warning: {line}", file=sys.stderr)
@@ -144,7 +144,7 @@ def complete(given: Mapping[str, Any]) -> Settings:
         unused: dict[str, Any] = {"rho": given.get("rho")}
         settings = replace(settings, **unused)
     check(given, settings)
-    return _with_run_name(_chosen(given, settings))
+    return _with_run_name(given, _chosen(given, settings))
 
 
 def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
@@ -170,17 +170,17 @@ def _saves_model(given: Mapping[str, Any], settings: Settings) -> bool:
     return not is_custom_model(settings.model_name) if settings.save_model is None else settings.save_model
 
 
-def _with_run_name(settings: Settings) -> Settings:
+def _with_run_name(given: Mapping[str, Any], settings: Settings) -> Settings:
     """With the run's name: as given, else made from the settings; `auto` is the published default."""
-    name = settings.run_name
-    if name in ("", "auto"):
+    name = given.get("run_name", "auto")
+    if name == "auto":
         name = f"{model_label(settings.model_name, settings.alpha)}_{settings.dataset_name}_{settings.train_type}"
         name += "" if settings.rho is None else f"_rho{settings.rho:g}"
         name += "" if settings.deadline is None else f"_deadline{settings.deadline:g}"
     length = len(os.fsencode(name))
     if length > MAX_NAME_BYTES:
         raise UserError(f"--run_name {name[:20]}…: has {length} bytes; give at most {MAX_NAME_BYTES}")
-    if name in (".", "..") or not name.isprintable() or Path(name).name != name:
+    if name in ("", ".", "..") or not name.isprintable() or Path(name).name != name:
         raise UserError(f"--run_name: must be the name of a folder without its path, not '{name}'")
     if name in ("profiles", "images"):
         raise UserError(f"--run_name: '{name}' is reserved for files that several runs share; choose another name")
@@ -198,6 +198,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
     settings, free = read_settings(folder), dict[str, Any]()
+    find_scheme(settings.train_type)
     for name, value in given.items():
         was = getattr(settings, name)
         if MAIN_FLAGS[name].is_free:
@@ -211,7 +212,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
         free["export"] = None
     place = folder.absolute()
     settings = replace(settings, **{**free, "resume": True, "logdir": place.parent, "run_name": place.name})
-    check(given, settings)
+    check(free, settings)
     return replace(settings, save_model=_saves_model(given, settings))
 
 
@@ -222,8 +223,13 @@ def _has_replaced(name: str, settings: Settings) -> bool:
     return name == "rho" and not is_elastic(settings)
 
 
-def _evaluation(given: dict[str, Any]) -> Evaluation:
-    """An evaluation: flags that are not given come from the run of the model."""
+def parse_evaluation(words: Sequence[str]) -> Evaluation:
+    """A command line of main.py with `--evaluate`: flags that are not given come from the run of the model.
+
+    Raises `UserError` for flags that cannot be combined with it.
+    """
+    given = main_parser().given(words)
+    given.pop("save_txt")
     unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
         raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")

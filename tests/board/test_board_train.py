@@ -22,7 +22,7 @@ from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.schemes import FixedScheme
-from elastic_trainer.settings import DataSettings, Settings
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_json
 
@@ -41,8 +41,16 @@ def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path
     export_training(model, {"upper": mask}, settings, 6, NAMES, tmp_path / "board", recipe)
     run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
     found = json.loads((tmp_path / "out" / "result.json").read_text())
-    images = DataSettings(dataset_name="image_folder", data_dir=photos, test_fraction=0.25, augment="flip")
-    trainer = Trainer(model, data.load(images, SIZE, 6, 5), FixedScheme(mask), settings)
+    images = Settings(
+        dataset_name="image_folder",
+        data_dir=photos,
+        test_fraction=0.25,
+        augment="flip",
+        input_size=SIZE,
+        batch_size=6,
+        seed=5,
+    )
+    trainer = Trainer(model, data.load(images), FixedScheme(mask), settings)
     trainer.run()
     assert len(found["epochs"]) == 3 and found["steps"] == trainer.history.step
     for row, expected in zip(found["epochs"], trainer.history.epochs, strict=True):

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import hypothesis
 import pytest
-from elastic_trainer.cli.data_command import parse_data
 from made_up_command_lines import command_lines
-from made_up_runs import made_up_run
 
-from elastic_trainer.cli.commands import (
-    TrainCommand,
-    main_parser,
-    parse_main,
-    parse_profiler,
-    parse_training,
-    profiler_command,
-)
-from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
+import data
+from elastic_trainer.cli.commands import main_parser, parse_main, parse_profiler, parse_training, profiler_command
 from elastic_trainer.runs.reader import CONFIG
+from elastic_trainer.settings import PRESETS, Settings
 from elastic_trainer.settings.flags import as_words, duration, duration_text
 from elastic_trainer.settings.network_names import GLYPH_WEIGHTS
 from elastic_trainer.system.errors import UserError
@@ -65,7 +57,6 @@ CUB = "caltech_birds2011"
         ("--weights ''", "--weights: "),
         (f"--model_name {__file__}:network --weights imagenet", "--weights: imagenet is not for .*, which has its own"),
         ("--model_name vgg16 --alpha 0.5", "--alpha: vgg16 has one width only"),
-        ("--optimizer adam --gradient_clipping 0.1", "--gradient_clipping: .*--optimizer sgd, not adam"),
         ("--dataset_name digits --data_dir photos", "--data_dir: .* --dataset_name .* image_folder, not digits"),
         ("--save_model maybe", "--save_model: must be True or False, not 'maybe'"),
         ("--run_name a/b", "--run_name: .*'a/b'"),
@@ -92,12 +83,11 @@ CUB = "caltech_birds2011"
         ("--deterministic --deadline 9", "--deterministic: cannot be combined with --deadline, which depends on the"),
         ("--train_type prunetrain --micro_batch 4", "--micro_batch: cannot be combined with --train_type prunetrain"),
         ("--export tflite --save_model False", "--export tflite: needs the best model; leave out --save_model False"),
-        ("--board_times times.json", "--board_times: works only with --plan or --export train_tflite"),
-        ("--board_times none.json --plan", "--board_times none.json: there is no such file; give the times.json of"),
         (
-            "--board_times times.json --export train_tflite --train_type full_training",
-            "--board_times: does not work with --train_type full_training, which has no time budget",
+            "--export train_graph --max_steps 5",
+            "--max_steps: cannot be combined with --export train_graph; give --num_ep",
         ),
+        ("--preset photo", "--preset: 'photo' is not one of paper, photos, demo; did you mean 'photos'?"),
     ],
 )
 def test_a_mistake_is_answered_by_a_line_that_names_it(words, message):
@@ -123,102 +113,97 @@ def test_flag_of_the_other_command_is_reported_as_such():
         parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         parse_profiler(["--num_class", "3"])
-    with pytest.raises(UserError, match=r"--rho: is a flag of main\.py, not of data\.py"):
-        parse_data(["show", "--rho", "0.5"])
     with pytest.raises(UserError, match="--dataset: there is no such flag; did you mean '--dataset_name'"):
-        parse_data(["show", "--dataset", "digits"])
+        data.parse(["prepare", "--dataset_name", "stanford_dogs", "--dataset", "digits"])
 
 
 def test_defaults_follow_the_data_set_and_the_model():
-    digits = parse_training(["--dataset_name", "digits"]).network
-    assert (digits.model_name, digits.alpha, digits.input_size) == ("mobilenetv2", 0.35, 64)
+    digits = parse_training(["--dataset_name", "digits"])
+    assert (digits.preset, digits.model_name, digits.alpha, digits.input_size) == ("demo", "mobilenetv2", 0.35, 64)
     assert digits.weights == str(GLYPH_WEIGHTS)
-    assert parse_training(["--dataset_name", "digits"]).data.augment == "none"
+    assert digits.augment == "none"
     paper = parse_training([])
-    network, training = paper.network, paper.training
-    assert (network.model_name, network.input_size, network.batch_size) == ("resnet50", 224, 4)
-    assert (network.weights, training.learning_rate) == ("imagenet", 1e-4)
-    assert (training.num_epochs, training.interval, training.optimizer) == (12, 3, "sgd")
-    assert (paper.data.dataset_name, paper.data.augment, training.feature_cache) == (CUB, "flip", "off")
-    assert (paper.train_type, paper.run.recipe, training.has_fillers) == ("elastic_training", "paper", False)
-    vit = parse_training(["--model_name", "vit"])
-    assert (network.optimizer, vit.network.optimizer) == ("sgd", "adam") == (training.optimizer, vit.training.optimizer)
+    assert (paper.model_name, paper.input_size, paper.batch_size) == ("resnet50", 224, 4)
+    assert (paper.weights, paper.learning_rate) == ("imagenet", 1e-4)
+    assert (paper.num_epochs, paper.interval, paper.optimizer) == (12, 3, "sgd")
+    assert (paper.dataset_name, paper.augment, paper.feature_cache) == (CUB, "flip", "off")
+    assert (paper.train_type, paper.preset, paper.has_fillers) == ("elastic_training", "paper", False)
+    assert replace(paper, run_name="") == Settings() == PRESETS["paper"]
+    assert parse_training(["--model_name", "vit"]).optimizer == "adam"
     for other in (["--model_name", "resnet50"], ["--alpha", "1.0"]):
-        assert parse_training(["--dataset_name", "digits", *other]).network.weights == "imagenet"
+        assert parse_training(["--dataset_name", "digits", *other]).weights == "imagenet"
     given = parse_training(["--weights", "none", "--learning_rate", "0.5", "--save_model", "False"])
-    assert (given.network.weights, given.training.learning_rate, given.training.save_model) == ("none", 0.5, False)
+    assert (given.weights, given.learning_rate, given.save_model) == ("none", 0.5, False)
 
 
-def recipe_of(*arguments):
+def training_of(*arguments):
     """Scheme, clipping, warm-up and learning rate that a command line asks for."""
-    command = parse_training(arguments)
-    training = command.training
-    assert command.network.clips_gradients == (training.gradient_clipping is not None)
-    scheme = command.train_type.removeprefix("elastic_training")
-    return scheme, training.gradient_clipping, training.warmup, training.learning_rate
+    settings = parse_training(arguments)
+    assert settings.clips_gradients == (settings.gradient_clipping > 0)
+    scheme = settings.train_type.removeprefix("elastic_training")
+    return scheme, settings.gradient_clipping, settings.warmup, settings.learning_rate
 
 
-def test_recipe_sets_what_is_not_given_and_is_robust_for_photos():
+def test_a_preset_sets_what_is_not_given():
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos"]
-    assert recipe_of(*photos) == ("_upper_part", 0.02, 0.1, 0.02)
+    chosen = None  # the learning rate follows the batch, which the run chooses
+    assert training_of(*photos) == ("_upper_part", 0.02, 0.1, chosen)
     digits = ["--dataset_name", "digits"]
-    assert recipe_of(*digits, "--recipe", "robust") == ("_upper_part", 0.02, 0.1, 0.01), "batches of 16"
-    assert recipe_of(*photos, "--recipe", "paper") == ("", None, 0, 1e-4)
-    assert recipe_of(*digits) == ("", None, 0, 2e-3)
-    assert recipe_of() == ("", None, 0, 1e-4)
-    given = ["--gradient_clipping", "0", "--learning_rate", "0.1"]
-    given += ["--train_type", "elastic_training"]
-    assert recipe_of(*photos, *given) == ("", None, 0.1, 0.1)
-    assert recipe_of(*photos, "--optimizer", "adam") == ("", None, 0, 1e-4)
-    assert recipe_of(*photos, "--model_name", "vit") == ("", None, 0, 1e-4)
-    assert recipe_of(*photos, "--train_type", "prunetrain") == ("prunetrain", None, 0, 1e-4)
-    assert recipe_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 0.1, 0.02)
-    assert recipe_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, 0.02)
-    assert recipe_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, 0.02)
-    assert recipe_of(*photos, "--deadline", "60") == recipe_of(*photos)
+    assert training_of(*digits, "--preset", "photos") == ("_upper_part", 0.02, 0.1, chosen)
+    assert training_of(*photos, "--preset", "paper") == ("", 0, 0, 1e-4)
+    assert training_of(*digits) == ("", 0, 0, 2e-3)
+    assert training_of() == ("", 0, 0, 1e-4)
+    given = ["--learning_rate", "0.1", "--train_type", "elastic_training"]
+    assert training_of(*photos, *given) == ("", 0.02, 0.1, 0.1)
+    assert training_of(*photos, "--optimizer", "adam") == ("", 0, 0, 1e-4)
+    assert training_of(*photos, "--model_name", "vit") == ("", 0, 0, 1e-4)
+    assert training_of(*photos, "--train_type", "prunetrain") == ("prunetrain", 0, 0, 1e-4)
+    assert training_of(*digits, "--train_type", "prunetrain") == ("prunetrain", 0, 0, 2e-3)
+    assert training_of(*photos, "--train_type", "elastic_training") == ("", 0.02, 0.1, chosen)
+    assert training_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, chosen)
+    assert training_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, chosen)
+    assert training_of(*photos, "--deadline", "60") == training_of(*photos)
     for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
-        assert recipe_of(*photos, *random) == ("", 0.02, 0.1, 0.02)
+        assert training_of(*photos, *random) == ("", 0.02, 0.1, chosen)
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg16", "mobilenetv2", "vit"])
 @pytest.mark.parametrize(("data", "classes"), [(CUB, 200), ("oxford_iiit_pet", 37), ("stanford_dogs", 120)])
 def test_the_published_commands_agree_on_one_timing_table(model, data, classes):
     """Those of the published README. The first does not name the data set, so all that it needs are the classes."""
-    profiled = parse_profiler(["--model_name", model, "--num_classes", str(classes)])
+    profiled, _ = parse_profiler(["--model_name", model, "--num_classes", str(classes)])
     words = ["--model_name", model, "--dataset_name", data, "--train_type", "elastic_training", "--rho", "0.5"]
-    trained = parse_training(words).with_classes(classes)
-    assert table_folder(profiled.network, profiled.logdir) == table_folder(trained.part, trained.run.logdir)
-    assert table_settings(profiled.network) == table_settings(trained.part)
-    assert (trained.network.input_size, trained.network.batch_size, trained.network.alpha) == (224, 4, 1.0)
-    assert profiled.network.weights == "none", "it downloads nothing"
+    trained = replace(parse_training(words), num_classes=classes)
+    assert table_folder(profiled) == table_folder(trained)
+    assert table_settings(profiled) == table_settings(trained)
+    assert (trained.input_size, trained.batch_size, trained.alpha) == (224, 4, 1.0)
+    assert profiled.weights == "none", "it downloads nothing"
 
 
-def test_published_values_that_stand_for_what_is_the_default_here():
-    command = parse_training(["--run_name", "auto", "--save_txt", "True"])
-    assert command.run.run_name == parse_training([]).run.run_name and command.run.save_txt
+def test_published_values_that_stand_for_what_is_the_default_here(capsys):
+    assert parse_main(["--run_name", "auto", "--save_txt", "True"]) == parse_training([])
+    assert "--save_txt: accuracy and time are always text: metrics.csv and summary.json" in capsys.readouterr().out
 
 
 @hypothesis.settings(max_examples=150, deadline=None)
 @hypothesis.given(command_lines(("logdir",)))
 def test_suggested_profiler_command_parses_to_the_same_settings(arguments):
-    command = parse_training(arguments).with_classes(10)
-    words = shlex.split(profiler_command(command.network, command.data, command.run.logdir))
-    suggested = parse_profiler(words[2:])
-    assert replace(suggested.network, weights=command.network.weights) == command.network
-    assert suggested.network.weights == "none" and suggested.logdir == command.run.logdir
-    assert suggested.data.dataset_name == command.data.dataset_name
-    assert suggested.data.data_dir == command.data.data_dir
+    settings = replace(parse_training(arguments), num_classes=10)
+    settings = replace(settings, batch_size=settings.batch_size or 32)
+    suggested, _ = parse_profiler(shlex.split(profiler_command(settings))[2:])
+    assert table_settings(suggested) == table_settings(settings)
+    assert suggested.weights == "none" and suggested.logdir == settings.logdir
+    assert (suggested.dataset_name, suggested.data_dir) == (settings.dataset_name, settings.data_dir)
+    assert suggested.seed == settings.seed
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(command_lines(("logdir", "augment", "learning_rate", "weight_decay", "test_fraction")))
 def test_the_words_of_options_parse_to_the_same_settings(arguments):
     """As the scripts of the figures and of the study make their command lines."""
-    typed = main_parser().given(arguments)
-    options = vars(main_parser().parse_args(arguments))
-    first, again = parse_training(arguments), parse_training(as_words({name: options[name] for name in typed}))
-    assert (first.network, first.data, first.training) == (again.network, again.data, again.training)
-    assert first.run == again.run
+    given = main_parser().given(arguments)
+    del given["save_txt"]
+    assert parse_training(arguments) == parse_training(as_words(given))
 
 
 @pytest.mark.parametrize(
@@ -252,32 +237,56 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
         ),
         ("--model_name vit --weight_decay 0", ["--weight_decay: --optimizer sgd"]),
         (
-            "--train_type elastic_training_upper_part --importance_batches 2 --time_resolution 100",
-            ["--time_resolution, --importance_batches: schemes that select by importance"],
+            "--train_type elastic_training_upper_part --importance_batches 2",
+            ["--importance_batches: schemes that measure importance on images"],
         ),
-        ("--optimizer adam --recipe robust", ["--recipe: --optimizer sgd"]),
         (
             "--train_type elastic_training_weight_magnitude --importance_batches 2",
             ["--importance_batches: schemes that measure importance on images"],
         ),
     ],
 )
-def test_flag_without_effect_is_a_warning_of_one_line(words, warnings):
-    command = parse_main(shlex.split(words))
-    assert isinstance(command, TrainCommand)
-    assert [line.replace("no effect here, only for ", "") for line in command.warnings] == warnings
+def test_flag_without_effect_is_a_warning_of_one_line(words, warnings, capsys):
+    assert isinstance(parse_main(shlex.split(words)), Settings)
+    lines = capsys.readouterr().err.splitlines()
+    assert [
+        line.replace("no effect here, only for ", "").replace("main.py: warning: ", "") for line in lines
+    ] == warnings
 
 
-def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path):
-    folder = made_up_run(tmp_path / "mine", command=["--train_type", "full_training", "--rho", "0.5"])
-    command = parse_main(["--resume", str(folder), "--run_name", "other"])
-    assert isinstance(command, TrainCommand) and command.run.folder == folder
-    [line] = command.warnings  # nothing on --rho, which was not given now
+def started(folder, *words):
+    """The settings of a run that was started in `folder` with these flags."""
+    settings = parse_training([*words, "--logdir", str(folder.parent), "--run_name", folder.name])
+    write_record(folder / CONFIG, settings.to_record())
+    return settings
+
+
+def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path, capsys):
+    before = started(tmp_path / "mine", "--train_type", "full_training", "--rho", "0.5")
+    resumed = parse_main(["--resume", str(tmp_path / "mine"), "--run_name", "other"])
+    assert resumed == replace(before, resume=True)
+    [line] = capsys.readouterr().err.splitlines()  # nothing on --rho, which was not given now
     assert "--run_name: no effect here, only for runs that --resume DIR does not" in line
 
 
+def test_a_run_is_resumed_with_its_settings_and_others_are_refused(tmp_path):
+    folder = tmp_path / "mine"
+    before = started(folder, "--dataset_name", "digits", "--learning_rate", "0.1", "--memory", "900M")
+    same = ["--logdir", str(tmp_path), "--run_name", "mine", "--resume"]
+    for words in (["--resume", str(folder)], same, [*same, "--learning_rate", "0.1", "--dataset_name", "digits"]):
+        assert parse_training(words) == replace(before, resume=True)
+    assert parse_training(["--resume", str(folder), "--memory", "1G"]).memory == 1000
+    for flag, value, was in (("learning_rate", "0.2", "with 0.1"), ("deadline", "60", "without it")):
+        with pytest.raises(
+            UserError, match=rf"--{flag} {value}\S*: the run in {folder} was started {was}; leave it out"
+        ):
+            parse_training(["--resume", str(folder), f"--{flag}", value])
+    with pytest.raises(UserError, match=rf"--resume {tmp_path}: contains no run"):
+        parse_training(["--resume", str(tmp_path)])
+
+
 @pytest.mark.parametrize(
-    ("started", "now", "saves", "exports"),
+    ("before", "now", "saves", "exports"),
     [
         (["--save_model"], ["--save_model", "False"], False, None),
         ([], ["--save_model"], True, None),
@@ -286,24 +295,23 @@ def test_flags_that_resume_takes_from_the_folder_are_without_effect(tmp_path):
         (["--save_model", "False"], ["--export", "tflite"], True, "tflite"),
     ],
 )
-def test_a_resumed_run_may_save_or_export_what_it_did_not_before_and_the_reverse(
-    started, now, saves, exports, tmp_path
-):
-    before = parse_training([*started, "--logdir", str(tmp_path), "--run_name", "mine"])
-    write_record(tmp_path / "mine" / CONFIG, before.config)
+def test_a_resumed_run_may_save_or_export_what_it_did_not_before_and_the_reverse(before, now, saves, exports, tmp_path):
+    settings = started(tmp_path / "mine", *before)
     resumed = parse_training(["--resume", str(tmp_path / "mine"), *now])
-    assert (resumed.training.save_model, resumed.run.export) == (saves, exports)
-    assert first_change(resumed.config, before.config, FREE_ON_RESUME) is None
+    assert resumed == replace(settings, resume=True, save_model=saves, export=exports)
 
 
-def test_a_run_with_a_deadline_continues_with_what_it_chose_and_with_what_was_given():
+def test_a_run_with_a_deadline_is_resumed_with_what_it_chose_by_the_same_command(tmp_path):
     photos = ["--dataset_name", "image_folder", "--data_dir", "photos", "--deadline", "60"]
-    for given, interval in (([], 22), (["--interval", "3"], 3), (["--interval", "0.5"], 0.5)):
-        command = parse_training([*photos, *given])
-        chosen = command.with_choices_of({**command.config, "num_epochs": 90, "interval": 22})
-        assert (chosen.training.num_epochs, chosen.training.interval) == (90, interval)
-        assert command.with_choices_of(chosen.config).config == chosen.config
-    fixed = parse_training([*photos, "--num_epochs", "5"])
-    assert fixed.with_choices_of(chosen.config).training == fixed.training
-    batch = parse_training([*photos, "--batch_size", "8"])
-    assert batch.with_choices_of(chosen.config).network.batch_size == 8
+    for given, interval in (([], 22), (["--interval", "0.5"], 0.5)):
+        folder = tmp_path / f"every{interval}"
+        before = started(folder, *photos, *given)
+        assert (before.num_epochs, before.interval) == (None, 0.5 if given else None)
+        chosen = replace(before, num_epochs=90, interval=interval, batch_size=16, learning_rate=0.01)
+        write_record(folder / CONFIG, chosen.to_record())
+        words = [*photos, *given, "--logdir", str(tmp_path), "--run_name", folder.name, "--resume"]
+        assert parse_training(words) == replace(chosen, resume=True)
+    head = replace(chosen, train_type="closed_form_head", num_epochs=1, max_steps=1)
+    write_record(folder / CONFIG, head.to_record())
+    given = ["--train_type", "elastic_training_upper_part"]
+    assert parse_training([*words, *given]) == replace(head, resume=True), "there was no time for more than the head"

@@ -1,9 +1,10 @@
-"""What a command leaves open: batch size, its parts, timing table, memory of images, epochs."""
+"""What a run chooses: batch size, its parts, timing table, memory of images, epochs."""
 
 import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,15 @@ from conftest import make_small_model, make_table
 from small_images import write_noise
 
 from elastic_trainer.cli import resolve as resolving
+from elastic_trainer.cli.checks import without_effect
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine import memory as budget
 from elastic_trainer.networks.saved_model import load_model
-from elastic_trainer.runs.config import FREE_ON_RESUME, first_change
-from elastic_trainer.runs.reader import read_config
 from elastic_trainer.selection import budget as time_budget
+from elastic_trainer.settings import rate_at
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_json
 from elastic_trainer.timing.memory_check import TracedSteps
@@ -47,7 +48,7 @@ def words(tmp_path_factory):
     photos = write_noise(place / "photos")
     words = [
         *("--dataset_name", "image_folder", "--data_dir", str(photos), "--model_name", f"{place}/network.py:small"),
-        *("--input_size", "12", "--logdir", str(place / "logs"), "--save_model", "--recipe", "robust"),
+        *("--input_size", "12", "--logdir", str(place / "logs"), "--save_model"),
         *("--train_type", "elastic_training_upper_part", "--run_name"),
     ]
     train_run(parse_training([*words, "first", *SHORT]))
@@ -98,9 +99,9 @@ def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, t
 
 
 def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, capsys):
-    command = parse_training([*words, "hurried", "--deadline", "120"])
-    assert {"num_epochs", "batch_size"} <= command.open
-    train_run(command)
+    settings = parse_training([*words, "hurried", "--deadline", "120"])
+    assert (settings.num_epochs, settings.batch_size) == (None, None)
+    train_run(settings)
     [epochs] = re.findall(r"^--deadline 2m: (?:about )?(\d+) epochs, ", capsys.readouterr().out, re.MULTILINE)
     config = json.loads((folder_of(words) / "hurried" / "config.json").read_text())
     summary = summary_of(words, "hurried")
@@ -121,9 +122,8 @@ def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, has_ta
     assert (summary["train_type"], summary["steps"], summary["epochs"]) == ("closed_form_head", 1, 1)
     assert json.loads((run / "config.json").read_text())["train_type"] == "closed_form_head"
     assert load_model(run / "best.keras", "--weights").output_shape == (None, 3)
-    resumed = parse_training([*given, "--resume"]).with_choices_of(read_config(run))
-    assert (resumed.train_type, resumed.training.max_steps) == ("closed_form_head", 1)
-    assert first_change(resumed.config, read_config(run), FREE_ON_RESUME) is None
+    resumed = parse_training([*given, "--resume"])
+    assert (resumed.train_type, resumed.max_steps) == ("closed_form_head", 1)
 
 
 def test_an_unreliable_timing_table_is_reported_and_measured_again_by_the_next_run(
@@ -144,7 +144,7 @@ def test_an_unreliable_timing_table_is_reported_and_measured_again_by_the_next_r
     train_run(parse_training([*words, "second", "--resume", *SHORT]))
     assert measured == ["again"], "a run that is continued keeps the table that it started with"
     assert f"the timing table is unreliable: {doubt}; this run keeps it" in capsys.readouterr().out
-    train_run(parse_training([*words, "third", "--allow_stale_profile", *SHORT]))
+    train_run(parse_training([*words, "third", "--deterministic", *SHORT]))
     assert measured == ["again"] and "this run keeps it" in capsys.readouterr().out
     monkeypatch.setattr(resolving, "TABLE_SHARE", 0.0)
     train_run(parse_training([*words, "fourth", "--deadline", "60", "--num_epochs", "1"]))
@@ -176,16 +176,17 @@ def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_
 
 def test_the_closed_form_head_alone_trains_nothing_else(words):
     given = [*words, "head_alone", "--train_type", "closed_form_head", "--batch_size", "4", "--num_epochs", "3"]
-    command = parse_training(given)
-    assert command.training.num_epochs == 1 and "--num_epochs: no effect here" in command.warnings[0]
-    train_run(command)
+    settings = parse_training(given)
+    assert settings.num_epochs == 1
+    assert "--num_epochs: no effect here" in without_effect({"num_epochs": 3}, settings)[0]
+    train_run(settings)
     summary = summary_of(words, "head_alone")
     assert summary["steps"] == 1 and summary["final_accuracy"] == summary["best_accuracy"]
 
 
 def test_the_closed_form_head_is_the_first_best_model(words):
-    command = parse_training([*words, "still", *SHORT, "--learning_rate", "1e-9"])
-    train_run(command.choose(average_head=False))
+    settings = parse_training([*words, "still", *SHORT, "--learning_rate", "1e-9"])
+    train_run(replace(settings, average_head=False))
     summary = summary_of(words, "still")
     assert summary["starts_with_head"] and summary["start_accuracy"] is not None
     model = load_model(folder_of(words) / "still" / "last.keras", "--weights")
@@ -199,14 +200,14 @@ class ReachedError(Exception):
     """The images would be read now."""
 
 
-def chosen_before_images(words):
-    """The command, and the MB of images that may stay in memory, when a run of the small network reads its images."""
+def chosen_before_images(words, **more):
+    """The settings, and the MB of images that may stay in memory, when a run of the small network reads its images."""
 
     def load(*chosen):
         raise ReachedError(*chosen)
 
     with pytest.raises(ReachedError) as reached:
-        resolve(parse_training(words).with_classes(3), make_small_model(), load)
+        resolve(replace(parse_training(words), num_classes=3), make_small_model(), load, **more)
     return reached.value.args
 
 
@@ -219,27 +220,24 @@ def many_photos(tmp_path):
     return ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(tmp_path / "logs")]
 
 
-def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(many_photos, monkeypatch, tmp_path):
+def test_the_batch_is_smaller_where_there_are_few_images(many_photos, tmp_path, capsys):
     few = ["--dataset_name", "image_folder", "--data_dir", str(write_noise(tmp_path / "few"))]  # 12 images
     few += ["--train_type", "full_training"]
-    before, (smaller, _) = parse_training(few), chosen_before_images(few)
-    assert (before.network.batch_size, smaller.network.batch_size) == (32, 1)
-    assert smaller.training.learning_rate == pytest.approx(before.training.learning_rate / 32, rel=1e-3)
-    assert smaller.config["batch_size"] == 1 and smaller.config["learning_rate"] == smaller.training.learning_rate
-    assert chosen_before_images([*few, "--batch_size", "4"])[0].network.batch_size == 4
+    smaller, _ = chosen_before_images(few)
+    assert (smaller.batch_size, smaller.learning_rate) == (1, rate_at(1))
+    out = capsys.readouterr().out
+    assert "--batch_size is 1: about 12 images are few" in out and "--learning_rate is 0.000625, in proportion" in out
+    assert chosen_before_images([*few, "--batch_size", "4"])[0].batch_size == 4
     given = chosen_before_images([*few, "--learning_rate", "0.5"])[0]
-    assert (given.network.batch_size, given.training.learning_rate) == (1, 0.5)
+    assert (given.batch_size, given.learning_rate) == (1, 0.5)
     adam = [*few, "--optimizer", "adam"]
-    assert chosen_before_images(adam)[0].training.learning_rate == parse_training(adam).training.learning_rate
+    assert chosen_before_images(adam)[0].learning_rate == parse_training(adam).learning_rate
     many = [*many_photos, "--train_type", "full_training"]
-    assert chosen_before_images(many)[0].network.batch_size == 32
+    assert chosen_before_images(many)[0].batch_size == 32
     photos = tmp_path / "photos"
     shutil.move(photos / "train", photos / "all")
     halves = [*many, "--data_dir", str(photos / "all"), "--test_fraction", "0.5"]
-    assert chosen_before_images(halves)[0].network.batch_size == 16, "of 412"
-    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: (budget.resident_memory_mb() or 0.0) + 100.0)
-    monkeypatch.setattr(TracedSteps, "needed_mb", lambda _, mask, batch_size, *more: 10.0 * batch_size)
-    assert chosen_before_images([*halves, "--recipe", "paper"])[0].network.batch_size == 8
+    assert chosen_before_images(halves)[0].batch_size == 16, "of 412"
 
 
 @pytest.mark.parametrize(
@@ -255,11 +253,12 @@ def test_the_batch_is_smaller_where_there_are_few_images_or_little_memory(many_p
         (["--train_type", "full_training"], 60.0, None, (32, 1, 0.0)),
         (["--train_type", "full_training", "--batch_size", "1"], 60.0, None, (1, None, 10.0)),
         (["--train_type", "full_training", "--micro_batch", "8"], 129.9, None, (8, 8, 9.9)),
-        (["--recipe", "paper"], 209.9, None, (16, None, None)),
+        (["--preset", "paper", "--batch_size", "32"], 359.9, None, (32, 16, 159.9)),
         (["--train_type", "closed_form_head"], 209.9, None, (32, None, 29.9)),
+        (["--train_type", "closed_form_head"], 59.9, None, (4, None, 19.9)),
     ],
 )
-def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_photos, monkeypatch, tmp_path):
+def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_photos, monkeypatch, tmp_path):
     monkeypatch.setattr(budget, "reachable_memory_mb", lambda: 1800.0)
     monkeypatch.setattr(budget, "resident_memory_mb", lambda: 800.0)
     monkeypatch.setattr(images, "available_memory_mb", lambda: 1000.0)
@@ -277,27 +276,26 @@ def test_a_robust_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, 
     monkeypatch.setattr(TracedSteps, "needed_mb", needed_mb)
     given = [*many_photos, "--rho", "1"] if "--train_type" not in more else many_photos
     given = [*given, "--memory", f"{800 + room_mb}M", *more]
-    command = parse_training(given).with_classes(3)
     if table_of is not None:
-        write_json(table_folder(command.choose(micro_batch=table_of).part, tmp_path / "logs") / "profile.json", {})
+        settings = replace(parse_training(given), num_classes=3, batch_size=table_of)
+        write_json(table_folder(settings) / "profile.json", {})
     chosen, images_mb = chosen_before_images(given)
-    assert (chosen.network.batch_size, chosen.training.micro_batch) == sizes[:2]
-    assert images_mb == (sizes[2] if sizes[2] is None else pytest.approx(sizes[2]))
-    assert chosen.config["micro_batch"] == sizes[1] and len({*asked}) <= 19
-    resumed = command.with_choices_of(chosen.config)
-    assert "micro_batch" not in resumed.open and first_change(resumed.config, chosen.config, FREE_ON_RESUME) is None
+    assert (chosen.batch_size, chosen.micro_batch) == sizes[:2]
+    assert images_mb == pytest.approx(sizes[2])
+    assert len({*asked}) <= 19
 
 
-def test_this_machines_memory_does_not_decide_for_a_board(tmp_path):
-    photos = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path)]
-    (tmp_path / "times.json").touch()
-    for more, chooses in (
-        ([], True),
-        (["--export", "tflite"], True),
-        (["--export", "train_tflite"], False),
-        (["--plan", "--board_times", str(tmp_path / "times.json")], False),
-    ):
-        assert ("micro_batch" in parse_training([*photos, *more]).open) == chooses, more
+@pytest.mark.parametrize(
+    ("more", "parts"), [([], 16), (["--export", "tflite"], 16), (["--export", "train_tflite"], None)]
+)
+def test_this_machines_memory_does_not_decide_for_a_board(more, parts, many_photos, monkeypatch):
+    monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
+    monkeypatch.setattr(TracedSteps, "check", lambda *_: None)
+    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: (budget.resident_memory_mb() or 0.0) + 1e4)
+    needed = {32: 2e4}
+    monkeypatch.setattr(TracedSteps, "needed_mb", lambda self, mask, size, part=None: needed.get(part or size, 1.0))
+    given = [*many_photos, "--train_type", "full_training", "--batch_size", "32", *more]
+    assert chosen_before_images(given)[0].micro_batch == parts
 
 
 @pytest.mark.parametrize("is_for_board", [False, True])
@@ -308,14 +306,11 @@ def test_selections_stay_within_the_memory_there_is_unless_a_board_trains(
     monkeypatch.setattr(resolving, "profile_task", lambda *_, **__: None)
     monkeypatch.setattr(resolving, "save_table", lambda *_: None)
     monkeypatch.setattr(resolving, "load_table", lambda *_: make_table(make_small_model()))
-    selection = {"tensors": ["head/kernel", "head/bias"], "step_ms": 9}
-    write_json(tmp_path / "times.json", {"batch_size": 4, "selections": [selection]})
-    board = ["--plan", "--board_times", str(tmp_path / "times.json")] if is_for_board else []
-    chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4", *board])
+    retimed = {"retimed": lambda table, batch_size: table} if is_for_board else {}
+    chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4"], **retimed)
     assert ("memory: selections stay within" in capsys.readouterr().out) != is_for_board, "its memory is not known"
 
 
-def test_a_rate_follows_the_batch(tmp_path):
-    given = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path)]
-    rates = [parse_training([*given, "--batch_size", str(size)]).training.learning_rate for size in (8, 16, 32, 64)]
+def test_a_rate_follows_the_batch():
+    rates = [rate_at(size) for size in (8, 16, 32, 64)]
     assert rates == pytest.approx([rates[2] / 4, rates[2] / 2, rates[2], rates[2]], rel=1e-3)

@@ -10,10 +10,15 @@ from small_images import labels_of, load_photos, pairs, write_noise, write_red_a
 
 import data
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 
 
 @pytest.fixture
+def digits_of(**more):
+    """Settings of the digits; none is mirrored."""
+    return Settings(**{"dataset_name": "digits", "augment": "none", **more})
+
+
 def folder(tmp_path):
     return write_red_and_blue(tmp_path)
 
@@ -23,7 +28,7 @@ def first_images(batches):
 
 
 def test_digits_are_split_in_half_by_class_and_become_rgb():
-    digits = data.load(DataSettings("digits"), 32, 16)
+    digits = data.load(digits_of(input_size=32, batch_size=16))
     assert (digits.num_classes, digits.train_count, digits.test_count) == (10, 898, 899)
     assert digits.class_names == tuple("0123456789")
     images, labels = next(iter(pairs(digits.train(0))))
@@ -33,26 +38,26 @@ def test_digits_are_split_in_half_by_class_and_become_rgb():
     tested = labels_of(digits.test())
     assert len(tested) == 899
     assert np.ptp(np.bincount(tested)) <= 5
-    other_seed = data.load(DataSettings("digits"), 32, 16, seed=5)
+    other_seed = data.load(digits_of(input_size=32, batch_size=16, seed=5))
     np.testing.assert_array_equal(labels_of(other_seed.test()), tested)
 
 
 def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
-    digits = data.load(DataSettings("digits"), 8, 4)
+    digits = data.load(digits_of(input_size=8, batch_size=4))
     shares = np.bincount(labels_of(digits.train(0)), minlength=10) / (4 * digits.steps_per_epoch)
     assert digits.guessing_loss == pytest.approx(-sum(share * np.log(share) for share in shares), abs=1e-3)
     assert digits.guessing_loss < np.log(10)
 
 
 def test_count_limits_the_batches_after_the_skipped_ones():
-    digits = data.load(DataSettings("digits"), 8, 4)
+    digits = data.load(digits_of(input_size=8, batch_size=4))
     complete = labels_of(digits.train(1))
     np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
     assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
 
 
 def test_order_depends_only_on_seed_and_epoch():
-    first, again, other = (data.load(DataSettings("digits"), 8, 16, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (data.load(digits_of(input_size=8, batch_size=16, seed=seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
     assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
     assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
@@ -60,12 +65,12 @@ def test_order_depends_only_on_seed_and_epoch():
 
 
 def test_settings_say_how_images_are_augmented():
-    assert data.load(DataSettings("digits", augment="flip"), 8, 4).view_count == 2
-    assert data.load(DataSettings("digits"), 8, 4).view_count == 1
+    assert data.load(digits_of(augment="flip", input_size=8, batch_size=4)).view_count == 2
+    assert data.load(digits_of(input_size=8, batch_size=4)).view_count == 1
 
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():
-    digits = data.load(DataSettings("digits"), 8, 16)
+    digits = data.load(digits_of(input_size=8, batch_size=16))
     batches = [digits.importance_batches(index)[0].inputs.numpy() for index in (0, 1, 0)]
     assert batches[0].shape == (16, 8, 8, 3)
     assert (batches[0] != batches[1]).any()
@@ -85,8 +90,8 @@ def test_batches_need_no_files_after_loading(folder):
 
 def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_path):
     in_memory = load_photos(folder, 16, 2)
-    mapped = load_photos(folder, 16, 2, cache_dir=tmp_path / "cache", kept_mb=0)
-    assert [path.suffix for path in sorted((tmp_path / "cache").iterdir())] == [".json", ".pixels"]
+    mapped = load_photos(folder, 16, 2, logdir=tmp_path / "logs", kept_mb=0)
+    assert [path.suffix for path in sorted((tmp_path / "logs" / "images").iterdir())] == [".json", ".pixels"]
     for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
             np.testing.assert_array_equal(images, same_images)
@@ -115,7 +120,7 @@ def test_the_record_stays_where_the_folder_moves_and_changes_with_an_image(folde
 @pytest.mark.parametrize("memory_mb", [1e3, 0])
 def test_test_images_that_are_left_out_are_in_no_batch(tmp_path, memory_mb):
     photos = write_noise(tmp_path / "photos")
-    images = load_photos(photos, 12, 2, cache_dir=tmp_path / "cache", kept_mb=memory_mb)
+    images = load_photos(photos, 12, 2, logdir=tmp_path / "logs", kept_mb=memory_mb)
     before = np.concatenate([batch.inputs for batch in images.test()])
     known = [digest((photos / "test" / name).read_bytes()) for name in ("ant/1.png", "cat/0.png")]
     record = images.record()

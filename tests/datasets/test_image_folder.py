@@ -14,7 +14,7 @@ from small_images import labels_of, load_photos, pairs, shades, write_red_and_bl
 import data
 from elastic_trainer.datasets.layout import folder_classes
 from elastic_trainer.datasets.named import find
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError, printable
 
 
@@ -57,7 +57,11 @@ def test_wrong_layouts_and_arguments_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match=r"batch_size 11.*only 10 training examples; choose at most that"):
         load_photos(folder, 16, 11)
     with pytest.raises(UserError, match=r"num_classes 1: .* has 2 classes"):
-        data.load(DataSettings("image_folder", folder), 16, 2, num_classes=1)
+        data.load(
+            Settings(
+                dataset_name="image_folder", data_dir=folder, input_size=16, batch_size=2, num_classes=1, augment="none"
+            )
+        )
     with pytest.raises(UserError, match=r"--test_fraction 0.2: .* has its own 'test'; leave it out"):
         load_photos(folder, 16, 2, test_fraction=0.2)
     (folder / "test" / "green").mkdir()
@@ -104,7 +108,7 @@ def write_noisy_photos(folder, classes=4, count=40, seed=0):
 
 def split_of(folder, fraction=0.25):
     """The content of the training and of the test images of a folder, in their order."""
-    source = find(DataSettings("image_folder", folder, test_fraction=fraction))
+    source = find(Settings(dataset_name="image_folder", data_dir=folder, test_fraction=fraction, augment="none"))
     return [[Path(path).read_bytes() for path in part.files] for part in (source.train, source.test)]
 
 
@@ -140,7 +144,7 @@ def test_an_image_that_cannot_be_read_does_not_change_the_split(tmp_path):
     photos = write_noisy_photos(tmp_path / "photos", classes=2, count=9)
     train, test = split_of(photos)
     (photos / "class 0" / "broken.jpg").write_bytes(b"")
-    source = find(DataSettings("image_folder", photos, test_fraction=0.25))
+    source = find(Settings(dataset_name="image_folder", data_dir=photos, test_fraction=0.25, augment="none"))
     assert [Path(path).read_bytes() for path in source.test.files] == test
     assert len(source.train.files) == len(train) + 1
 

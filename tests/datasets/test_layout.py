@@ -14,7 +14,7 @@ from small_images import labels_of, load_photos, shades, write_noise
 from elastic_trainer.datasets.image_folder import count_training_images
 from elastic_trainer.datasets.layout import folder_classes
 from elastic_trainer.datasets.named import find
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -60,7 +60,7 @@ def test_a_validation_folder_alone_tests(photos, name, capsys):
     assert capsys.readouterr().out == f"{photos}/train trains, {photos}/{name} chooses the best model and tests it\n"
     assert count_training_images(photos) == 12
     with pytest.raises(UserError, match=rf"--test_fraction 0.2: .* has its own '{name}'; leave it out"):
-        find(DataSettings("image_folder", photos, test_fraction=0.2))
+        find(Settings(dataset_name="image_folder", data_dir=photos, test_fraction=0.2, augment="none"))
 
 
 def test_two_validation_folders_are_refused(photos):
@@ -96,7 +96,7 @@ def test_a_copy_with_other_metadata_is_on_the_same_side(tmp_path):
     for path in [*tmp_path.glob("*/*.png")]:
         with Image.open(path) as image:
             image.save(path.with_name(f"copy of {path.name}"), dpi=(300, 300))
-    source = find(DataSettings("image_folder", tmp_path))
+    source = find(Settings(dataset_name="image_folder", data_dir=tmp_path, augment="none"))
     train, test = ({path.replace("copy of ", "") for path in part.files} for part in (source.train, source.test))
     assert not train & test and len(train) + len(test) == 40 and source.train.count == 2 * len(train)
 
@@ -139,18 +139,18 @@ def test_names_that_differ_only_in_how_letters_are_composed_are_one_class(tmp_pa
 def test_classes_with_less_than_half_of_their_test_images_are_named_in_one_line(tmp_path, capsys):
     for k in range(6):
         write_class(tmp_path / f"class {k}", 40, seed=k)
-    tested = sorted(find(DataSettings("image_folder", tmp_path)).test.files)
+    tested = sorted(find(Settings(dataset_name="image_folder", data_dir=tmp_path, augment="none")).test.files)
     assert not capsys.readouterr().out
     for k in range(4):  # they keep one of them each
         for path in [path for path in tested if f"/class {k}/" in path][1:]:
             Path(path).unlink()
-    find(DataSettings("image_folder", tmp_path))
+    find(Settings(dataset_name="image_folder", data_dir=tmp_path, augment="none"))
     [line] = capsys.readouterr().out.splitlines()
     assert re.match(
         r"few test images of 'class 0' \(1 of \d+\), 'class 1' .*, 'class 2' .* and 1 more class, since", line
     )
     assert "a larger --test_fraction gives more, or a folder test/" in line
-    find(DataSettings("image_folder", tmp_path, test_fraction=0.6))
+    find(Settings(dataset_name="image_folder", data_dir=tmp_path, test_fraction=0.6, augment="none"))
     assert not capsys.readouterr().out, "all have more than half of that"
 
 

@@ -8,8 +8,8 @@ import pytest
 from small_images import write_noise
 
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.datasets.sources import find_to_test
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.datasets.named import find_to_test
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
 NAMES = ["ant", "bee", "cat"]
@@ -23,7 +23,7 @@ def photos(tmp_path):
 
 def found(folder, trained=ELSEWHERE, names=NAMES, **settings):
     """The names of the files that test, and the labels."""
-    source = find_to_test(DataSettings("image_folder", folder, **settings), names, trained)
+    source = find_to_test(Settings(dataset_name="image_folder", data_dir=folder, **settings), names, trained)
     assert source.train.count == 0 and [*source.class_names] == (names or source.class_names)
     labels = [label for _, label in source.test.examples()]
     return [str(Path(path).relative_to(folder)) for path in source.test.files], labels

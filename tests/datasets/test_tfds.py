@@ -10,16 +10,21 @@ from small_images import shades
 from small_tfds import TFDS_CLASSES, prepare_small
 
 import data
-from elastic_trainer.datasets.sources import class_names
-from elastic_trainer.settings import DataSettings
+from elastic_trainer.datasets.named import class_names
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
+
+
+def small(name, data_dir, **more):
+    """Settings of a data set of TFDS at 16 px, with batches of 4."""
+    return Settings(dataset_name=name, data_dir=data_dir, input_size=16, batch_size=4, augment="none", **more)
 
 
 @pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, monkeypatch):
-    assert len(class_names(DataSettings(name, tmp_path))) == TFDS_CLASSES[name]
+    assert len(class_names(small(name, tmp_path))) == TFDS_CLASSES[name]
     prepare_small(name, tmp_path, monkeypatch)
-    dataset = data.load(DataSettings(name, tmp_path), 16, 4)
+    dataset = data.load(small(name, tmp_path))
     assert (dataset.num_classes, dataset.train_count, dataset.test_count) == (TFDS_CLASSES[name], 8, 5)
     seen = shades(dataset.train(0))
     assert sorted(seen) == list(range(8))
@@ -32,11 +37,8 @@ def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, mon
 
 def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
     prepare_small("oxford_iiit_pet", tmp_path, monkeypatch)
-    first, again = (
-        data.load(DataSettings("oxford_iiit_pet", tmp_path, cache_dir=tmp_path / "cache"), 16, 4, kept_mb=0)
-        for _ in range(2)
-    )
-    assert len([*(tmp_path / "cache").glob("*.pixels")]) == 1
+    first, again = (data.load(small("oxford_iiit_pet", tmp_path, logdir=tmp_path), 0) for _ in range(2))
+    assert len([*(tmp_path / "images").glob("*.pixels")]) == 1
     assert shades(first.train(0)) == shades(again.train(0))
 
 
@@ -46,7 +48,7 @@ def test_a_prepared_folder_works_where_it_is_copied_to(tmp_path, monkeypatch, ca
     run_data("prepare", "--dataset_name", "caltech_birds2011", "--data_dir", here)
     assert re.search(r"caltech_birds2011 is ready in .*: 8 train, 5 test", capsys.readouterr().out)
     shutil.copytree(here / "caltech_birds2011", there / "caltech_birds2011")
-    first, second = (data.load(DataSettings("caltech_birds2011", place), 16, 4) for place in (here, there))
+    first, second = (data.load(small("caltech_birds2011", place)) for place in (here, there))
     assert first.record() == second.record()
 
 
@@ -68,7 +70,7 @@ FILES = {
 @pytest.mark.parametrize("name", TFDS_CLASSES)
 def test_without_a_network_the_error_names_each_file_and_its_place(name, tmp_path, no_network):
     with pytest.raises(UserError) as caught:
-        data.load(DataSettings(name, tmp_path), 32, 4)
+        data.load(small(name, tmp_path))
     message = str(caught.value)
     assert message.startswith(f"--dataset_name {name}: not prepared in {tmp_path}") and "\n" not in message
     assert "no route to host" in message and message.endswith("--dataset_name digits needs no download")
@@ -83,4 +85,4 @@ def test_a_manually_downloaded_file_with_a_wrong_checksum_is_refused(tmp_path, n
     for file in FILES["oxford_iiit_pet"]:
         (manual / file).write_bytes(b"not what was published")
     with pytest.raises(UserError, match=r"--dataset_name oxford_iiit_pet: .*(checksum|Checksum|wrong).*images.tar.gz"):
-        data.load(DataSettings("oxford_iiit_pet", tmp_path), 32, 4)
+        data.load(small("oxford_iiit_pet", tmp_path))

@@ -11,6 +11,7 @@ from small_networks import values
 
 from elastic_trainer import ArrayData, Settings, Trainer, freeze_batch_norm
 from elastic_trainer.cli.commands import parse_training
+from elastic_trainer.cli.resolve import part_of
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.step import TrainStep
@@ -172,12 +173,12 @@ def test_losses_that_are_no_means_are_refused(reduction):
 
 
 def test_a_run_of_main_profiles_a_part_and_checks_its_memory():
-    command = parse_training(["--batch_size", "128", "--micro_batch", "8"])
-    assert command.network.batch_size == 128 and command.training.micro_batch == 8
-    assert table_folder(command.part, command.run.logdir).name.endswith("_8")
-    assert parse_training(["--batch_size", "32"]).part.batch_size == 32
+    settings = parse_training(["--batch_size", "128", "--micro_batch", "8"])
+    assert settings.batch_size == 128 and settings.micro_batch == 8
+    assert table_folder(part_of(settings)).name.endswith("_8")
+    assert part_of(parse_training(["--batch_size", "32"])).batch_size == 32
     model = build_model("mobilenetv2", 64, 10, alpha=0.35)
-    whole, parts = (TracedSteps(model, command.network).needed_mb(all_mask(model), 128, size) for size in (None, 8))
+    whole, parts = (TracedSteps(model, settings).needed_mb(all_mask(model), 128, size) for size in (None, 8))
     assert parts < 0.7 * whole
     refused = r"^--micro_batch: cannot be combined with .*prunetrain"
     with pytest.raises(UserError, match=refused):

@@ -268,14 +268,14 @@ CASES = {
 @pytest.mark.parametrize(("function", "cases"), [("branches", [*CASES]), ("custom_layer", ["abx"])])
 def test_the_head_of_a_run_is_kept_for_classes_of_the_same_name(function, cases, tmp_path, capsys):
     network = Settings(f"{Path(__file__).parents[1]}/zoo.py:{function}", 12, weights="none", seed=1)
-    saved = models.build(network.with_classes(3))
+    saved = models.build(replace(network, num_classes=3))
     saved.weights[-1].assign([5.0, 6.0, 7.0])
     save_model(saved, tmp_path / "best.keras")
     record = {"class_names": ["a", "b", "c"], "training_images": "", "test_images": ""}
     write_record(tmp_path / "config.json", {"images": record})
-    fresh = {count: models.build(replace(network, seed=2).with_classes(count)) for count in {*map(len, cases)}}
+    fresh = {count: models.build(replace(network, seed=2, num_classes=count)) for count in {*map(len, cases)}}
     for now, weights in zip(cases, (tmp_path, *[tmp_path / "best.keras"] * 4), strict=False):
-        model = models.build(replace(network, seed=2, weights=str(weights)).with_classes(len(now)), now)
+        model = models.build(replace(network, seed=2, weights=str(weights), num_classes=len(now)), now)
         [line] = capsys.readouterr().out.splitlines()
         assert line.startswith(f"--weights {tmp_path / 'best.keras'}: ") and line.endswith(CASES[now])
         heads = (network.weights[-2:] for network in (model, fresh[len(now)], saved))

@@ -14,6 +14,7 @@ import run_figure
 from command_line import ROOT, run_here, train_here
 from conftest import make_table
 from made_up_runs import rows_of
+from resolutions import SCRIPT
 from runner import carry_out
 from small_images import write_noise
 from small_tfds import prepare_small
@@ -47,20 +48,20 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
     assert f'/figure.sh" {name} "$@"' in script.read_text() and script.stat().st_mode & 0o111
     for scale in ("full", "quick"):
         runs = make_runs(name, "--scale", scale, "--seeds", 2)
-        assert len({run.folder for run in runs}) == len(runs) and {run.command.network.seed for run in runs} == {0, 1}
+        assert len({run.folder for run in runs}) == len(runs) and {run.settings.seed for run in runs} == {0, 1}
         for run in runs:
-            command = run.command
-            assert command.network.num_classes == paper_figures.CLASSES[command.data.dataset_name]
-            assert command.train_type in run.folder.name and run.folder.name.endswith(f"_seed{command.network.seed}")
-            assert run.words[0] == "main.py" and run.words[-1] == "--resume"
+            settings = run.settings
+            assert settings.num_classes == paper_figures.CLASSES[settings.dataset_name]
+            assert settings.train_type in run.folder.name and run.folder.name.endswith(f"_seed{settings.seed}")
+            assert run.words[0] == (SCRIPT if "_tq" in settings.train_type else "main.py")
+            assert run.words[-1] == "--resume"
             assert run.is_elastic or not name.endswith("_ego")
-            profiled = parse_profiler(run.profile_words[1:])
+            profiled, _ = parse_profiler(run.profile_words[1:])
             for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
-                assert getattr(profiled.network, key) == getattr(command.network, key), key
+                assert getattr(profiled, key) == getattr(settings, key), key
         if scale == "full":
-            networks = [run.command.network for run in runs]
-            assert {(network.input_size, network.batch_size) for network in networks} == {(224, 4)}
-            assert all(DATASETS[run.command.data.dataset_name].is_tfds for run in runs)
+            assert {(run.settings.input_size, run.settings.batch_size) for run in runs} == {(224, 4)}
+            assert all(DATASETS[run.settings.dataset_name].is_tfds for run in runs)
 
 
 def test_figures_with_runs_of_one_setting_share_their_folders():
@@ -72,11 +73,9 @@ def test_figures_with_runs_of_one_setting_share_their_folders():
 
 def test_dataset_name_and_model_name_replace_the_papers():
     more = ["--dataset_name", "oxford_iiit_pet", "--model_name", "mobilenetv2", "--", "--alpha", "0.5"]
-    commands = [run.command for run in make_runs("15", *more)]
-    assert len(commands) == 4, "three data sets become one"
-    assert {(command.data.dataset_name, command.network.model_name, command.network.alpha) for command in commands} == {
-        ("oxford_iiit_pet", "mobilenetv2", 0.5)
-    }
+    found = [run.settings for run in make_runs("15", *more)]
+    assert len(found) == 4, "three data sets become one"
+    assert {(one.dataset_name, one.model_name, one.alpha) for one in found} == {("oxford_iiit_pet", "mobilenetv2", 0.5)}
 
 
 def test_a_figure_on_photos_has_the_papers_settings(tmp_path):
@@ -84,15 +83,14 @@ def test_a_figure_on_photos_has_the_papers_settings(tmp_path):
     photos = write_noise(tmp_path / "photos")
     more = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", "mobilenetv2", "--alpha", "0.35"]
     for run in make_runs("17ac", *more):
-        network, training = run.command.network, run.command.training
-        assert (network.input_size, network.batch_size, network.alpha) == (224, 4, 0.35)
+        training = run.settings
+        assert (training.input_size, training.batch_size, training.alpha) == (224, 4, 0.35)
         assert (training.num_epochs, training.interval if run.is_elastic else 3) == (12, 3)
-        assert (training.learning_rate, training.gradient_clipping, training.feature_cache) == (1e-4, None, "off")
+        assert (training.learning_rate, training.gradient_clipping, training.feature_cache) == (1e-4, 0, "off")
         assert not (training.average_head or training.starts_with_head or training.save_model or training.has_fillers)
         assert training.validation_share == 1 and training.warmup == 0
-        assert not run.command.warnings or run.command.train_type == "prunetrain"
-    quick = make_runs("15ad", "--scale", "quick")[0].command
-    assert (quick.network.input_size, quick.training.feature_cache, quick.training.has_fillers) == (64, "off", False)
+    quick = make_runs("15ad", "--scale", "quick")[0].settings
+    assert (quick.input_size, quick.feature_cache, quick.has_fillers) == (64, "off", False)
 
 
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
@@ -105,19 +103,19 @@ def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, 
 
 def test_estimated_hours_follow_the_timing_table(tmp_path):
     runs = make_runs("17ac", "--scale", "quick", "--logdir", tmp_path, *SMALL, "--batch_size", 64)
-    images = run_figure.image_counts(runs[0].command.data)
+    images = run_figure.image_counts(runs[0].settings)
     assert images == (898, 899) and {run_figure.estimated_hours(run) for run in runs} == {None}
-    settings = runs[0].command.network
+    settings = runs[0].settings
     keras.utils.clear_session()
     model = models.build(settings)
     table = dataclasses.replace(make_table(model), settings=table_settings(settings))
     table.details["environment"] = environment()
-    save_table(table, table_folder(settings, tmp_path))
+    save_table(table, table_folder(settings))
     steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
     for run in runs:
-        mask = trainable_mask(run.command.train_type, model, run.command.training.trained_layers)
-        rho = run.command.training.rho
-        step_ms = table.full_step_ms * rho if SCHEMES[run.command.train_type].is_elastic else table.predict_ms(mask)
+        mask = trainable_mask(run.settings.train_type, model, run.settings.trained_layers)
+        rho = run.settings.rho
+        step_ms = table.full_step_ms * rho if SCHEMES[run.settings.train_type].is_elastic else table.predict_ms(mask)
         hours = (steps * step_ms + validation_ms) / 3.6e6
         assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 

@@ -52,7 +52,7 @@ def test_gradient_passes_do_not_change_the_weights():
     weights, passes = [], []
     for correct in (True, False):
         model = make_small_model()
-        settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, correct_budget=correct)
+        settings = Settings(learning_rate=0.05, num_epochs=4, interval=2, rho=1.0, deterministic=not correct)
         trainer = Trainer(model, make_small_data(), settings=settings, table=make_table(model))
         trainer.run()
         weights.append([variable.numpy() for variable in model.variables])

@@ -1,4 +1,4 @@
-"""A flag is one field and a name is one entry: one of each is added from outside, and used."""
+"""A name is one entry of a plain dictionary, and a flag one field: one of each is added from outside, and used."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,57 +8,42 @@ import numpy as np
 import plotting
 import pytest
 from conftest import CLASSES, SIZE, make_small_data, make_small_model, make_table
-from elastic_trainer.cli.data_command import parse_data
-from elastic_trainer.cli.flags import add_flags
-from elastic_trainer.registry import (
-    DATASETS,
-    IMPORTANCES,
-    SCHEMES,
-    DatasetEntry,
-    ImportanceEntry,
-    Lazy,
-    SchemeEntry,
-    add_importance,
-    elastic,
-)
 from interrupted_runs import InterruptingData, PowerCut
 from small_networks import values
 from small_runs import rows_of, run
 
 import data
 import train
-from elastic_trainer.cli.commands import parse_training
+from elastic_trainer import Trainer
+from elastic_trainer.cli.checks import without_effect
+from elastic_trainer.cli.commands import main_parser, parse_training
 from elastic_trainer.datasets.images import ImageFiles
-from elastic_trainer.datasets.sources import DataSource, class_names
+from elastic_trainer.datasets.named import DATASETS, DatasetEntry, class_names
+from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
+from elastic_trainer.selection.named import IMPORTANCES, SCHEMES, SchemeEntry, elastic
 from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.selection.select import select_upper_part
-from elastic_trainer.settings import (
-    MAIN_FLAGS,
-    PAPER,
-    Settings,
-    check_names,
-    defaults_of,
-)
-from elastic_trainer.settings.flags import OneLineParser, flag, flags_of, from_options, share
+from elastic_trainer.settings import MAIN_FLAGS, PRESETS, Settings
+from elastic_trainer.settings.flags import OneLineParser, flag, flags_of, share, switch
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
 
 SELECTED: list[tuple[object, ...]] = []  # arguments of `select_counted`
-REGISTRIES = (SCHEMES, IMPORTANCES, DATASETS)
+DICTIONARIES = (SCHEMES, IMPORTANCES, DATASETS)
 TWO_STEPS = Settings(learning_rate=0.05, num_epochs=1, max_steps=2, interval=1, rho=0.6, deterministic=True)
 
 
 @pytest.fixture(autouse=True)
-def registries():
+def dictionaries():
     """What a test adds is gone after it."""
     with ExitStack() as stack:
-        for registry in REGISTRIES:
-            stack.enter_context(patch.dict(registry))
+        for one in DICTIONARIES:
+            stack.enter_context(patch.dict(one))
         yield
 
 
@@ -81,9 +66,9 @@ def test_a_scheme_from_outside_is_parsed_trained_recorded_and_drawn(tmp_path):
             np.array(["stem/" in name for name in tensor_names(context.task.model)]) | head_mask(context.task.model)
         )
 
-    SCHEMES.add("stem_training", SchemeEntry(make, "Stem", "the stem and the head", uses=("trained_layers",)))
-    command = parse_training(["--train_type", "stem_training", "--trained_layers", "2"])
-    assert command.train_type == command.config["train_type"] == "stem_training" and command.warnings == ()
+    SCHEMES["stem_training"] = SchemeEntry(make, "Stem", "the stem and the head")
+    settings = parse_training(["--train_type", "stem_training"])
+    assert settings.train_type == settings.to_record()["train_type"] == "stem_training"
     model = make_small_model()
     before = values(model.trainable_variables)
     run(tmp_path / "run", train.stem_training, TWO_STEPS, model)
@@ -97,12 +82,12 @@ def test_an_importance_from_outside_is_a_scheme_that_selects_by_it(tmp_path):
         def _measure(self, optimizer, batches):
             return np.array([float("stem/" in name) for name in tensor_names(self._model)])
 
-    add_importance("stem", ImportanceEntry(OfTheStem, reads_images=False), "Stem", "the stem if it fits")
+    IMPORTANCES["stem"] = OfTheStem
+    SCHEMES["elastic_training_stem"] = elastic("Stem", "the stem if it fits", "stem")
     words = "--dataset_name digits --train_type elastic_training_stem --importance_batches 2"
-    command = parse_training(words.split())
-    [warning] = command.warnings
-    assert "only for schemes that measure importance on images" in warning
-    assert command.run.run_name == "mobilenetv2-0.35_digits_elastic_training_stem_rho0.45"
+    settings = parse_training(words.split())
+    assert without_effect({"importance_batches": 2}, settings) == []
+    assert settings.run_name == "mobilenetv2-0.35_digits_elastic_training_stem_rho0.45"
     model = make_small_model()
     settings = Settings(learning_rate=0.05, max_steps=2, rho=0.9, deterministic=True)
     run(tmp_path, train.elastic_training_stem, settings, model, make_table(model))
@@ -118,19 +103,18 @@ def select_counted(*args):
 
 def add_counted():
     SELECTED.clear()
-    entry = elastic("Counted", "the upper part, counted", select=f"{__name__}:select_counted")
-    SCHEMES.add("elastic_training_counted", entry)
+    SCHEMES["elastic_training_counted"] = elastic("Counted", "the upper part, counted", select=select_counted)
 
 
 def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it_is_known(tmp_path, monkeypatch):
     add_counted()
     words = ["--train_type", "elastic_training_counted", "--logdir", str(tmp_path), "--run_name", "mine"]
-    started = parse_training([*words, "--recipe", "robust"])
-    assert started.config["train_type"] == "elastic_training_counted"
-    write_record(tmp_path / "mine" / CONFIG, started.config)
+    started = parse_training([*words, "--preset", "photos"])
+    assert started.train_type == "elastic_training_counted"
+    write_record(tmp_path / "mine" / CONFIG, started.to_record())
     assert parse_training(["--resume", str(tmp_path / "mine")]).train_type == "elastic_training_counted"
     monkeypatch.delitem(SCHEMES, "elastic_training_counted")
-    with pytest.raises(UserError, match="--train_type: 'elastic_training_counted' is not one of"):
+    with pytest.raises(UserError, match="train_type: 'elastic_training_counted' is not one of"):
         parse_training(["--resume", str(tmp_path / "mine")])
 
 
@@ -152,7 +136,7 @@ def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
 
 
 def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
-    def read(data_dir):
+    def read(settings):
         def images():
             return ((np.full((SIZE, SIZE, 3), 80 * k, np.uint8), k) for k in range(CLASSES))
 
@@ -160,17 +144,14 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
         return DataSource(names, shades, shades)
 
     names = [f"shade {k}" for k in range(CLASSES)]
-    DATASETS.add(
-        "shades", DatasetEntry(read, lambda data_dir: names, {"input_size": SIZE, "rho": 0.7}, uses=("data_dir",))
-    )
-    command = parse_training(["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3"])
-    assert (command.network.input_size, command.training.rho) == (SIZE, 0.7)
-    assert command.network.model_name == PAPER["model_name"]
+    DATASETS["shades"] = DatasetEntry(read, lambda settings: names, "demo", ("data_dir",))
+    words = ["--dataset_name", "shades", "--data_dir", str(tmp_path), "--batch_size", "3", "--input_size", str(SIZE)]
+    settings = parse_training(words)
+    assert (settings.preset, settings.rho) == ("demo", PRESETS["demo"].rho)
     with pytest.raises(UserError, match=r"--test_fraction: .*--dataset_name image_folder"):
         parse_training(["--dataset_name", "shades", "--test_fraction", "0.2"])
-    assert parse_data(["show", "--dataset_name", "shades"]).dataset_name == "shades"
-    assert [*class_names(command.data)] == names
-    images = data.load(command.data, SIZE, 3)
+    assert [*class_names(settings)] == names
+    images = data.load(settings)
     assert [*images.class_names] == ["shade 0", "shade 1", "shade 2"]
     model = make_small_model()
     before = values(model.trainable_variables)
@@ -183,22 +164,12 @@ def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
 # --- strict look-up ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("registry", "word", "line"),
-    [
-        (
-            SCHEMES,
-            "elastic",
-            "--train_type: 'elastic' is not one of full_.*; did you mean 'elastic_training'",
-        ),
-        (IMPORTANCES, "gains", "importance: 'gains' is not one of gain, .*; did you mean 'gain'"),
-        (DATASETS, "digit", "--dataset_name: 'digit' is not one of .*; did you mean 'digits'"),
-    ],
-)
-def test_a_name_that_is_not_known_is_one_line_that_names_the_flag_and_the_known_names(registry, word, line):
+def test_a_scheme_that_is_not_known_is_one_line_that_names_the_flag_and_the_known_names(tmp_path):
+    line = "--train_type: 'elastic' is not one of full_.*; did you mean 'elastic_training'"
     with pytest.raises(UserError, match=line):
-        registry[word]
-    assert word not in registry
+        Trainer(make_small_model(), make_small_data(), "elastic")
+    with pytest.raises(UserError, match=line):
+        parse_training(["--train_type", "elastic"])
 
 
 def test_training_with_an_optimizer_that_only_settings_know_is_refused(tmp_path):
@@ -206,54 +177,37 @@ def test_training_with_an_optimizer_that_only_settings_know_is_refused(tmp_path)
         run(tmp_path, train.full_training, Settings(optimizer="lion", max_steps=1))
 
 
-@pytest.mark.parametrize("registry", REGISTRIES)
-def test_a_name_is_registered_once(registry):
-    name = next(iter(registry))
-    with pytest.raises(ValueError, match=f"{name}: is registered already"):
-        registry.add(name, registry[name])
-
-
-def test_code_of_an_entry_is_imported_when_it_is_first_called():
-    assert Lazy("fractions:Fraction", denominator=3)(6) == 2
-    with pytest.raises(ModuleNotFoundError):
-        Lazy("no_such_module:thing")()
-
-
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_field_of_a_settings_class_is_the_flag():
+def test_a_field_of_a_dataclass_is_the_flag():
     @dataclass(frozen=True)
     class More:
-        amount: float = flag(0.5, "More", share, "SHARE", help="an [amount](page.md) of `x`")
-        is_on: bool = flag(False, "More", help="a switch")
+        amount: float = flag(0.5, "More", share, "SHARE", "an [amount](page.md) of `x`")
+        is_on: bool = switch("More", "a switch")
 
     parser = OneLineParser(prog="more.py")
-    add_flags(parser, flags_of(More))
-    assert from_options(More, vars(parser.parse_args([]))) == More(0.5, False)
-    assert from_options(More, vars(parser.parse_args(["--amount", "0.25", "--is_on"]))) == More(0.25, True)
+    parser.add(flags_of(More), {})
+    assert parser.given([]) == {} and More() == More(0.5, False)
+    assert More(**parser.given(["--amount", "0.25", "--is_on"])) == More(0.25, True)
     assert "an amount of x (default: 0.5)" in parser.format_help()
     with pytest.raises(UserError, match=r"--amount: .* not '2'"):
         parser.parse_args(["--amount", "2"])
 
 
 def test_flags_reach_their_fields_and_the_record_of_the_run():
-    words = "--model_name mobilenetv2 --alpha 0.5 --seed 3 --augment none --deterministic --gradient_clipping 0.3"
-    words += " --memory 900M --plan --rho 0.3"
-    command = parse_training([*words.split(), "--export_rho", "0.3,0.7", "--export", "train_tflite"])
-    default = parse_training([]).config
-    values = {**vars(command.network), **vars(command.data), **vars(command.training), **vars(command.run)}
-    values["export_rho"] = command.options["export_rho"]
-    wanted = {"seed": 3, "alpha": 0.5, "augment": "none", "deterministic": True, "gradient_clipping": 0.3}
-    wanted |= {"memory": 900.0, "plan": True, "rho": 0.3, "export_rho": (0.3, 0.7), "export": "train_tflite"}
-    assert {name: values[name] for name in wanted} == wanted
-    assert all(command.config[name] != default[name] for name in wanted)
-    assert command.network.clips_gradients and not parse_training([]).network.clips_gradients
+    words = (
+        "--model_name mobilenetv2 --alpha 0.5 --seed 3 --augment none --deterministic --memory 900M --plan --rho 0.3"
+    )
+    settings, default = parse_training([*words.split(), "--export", "train_tflite"]), parse_training([])
+    wanted = {"seed": 3, "alpha": 0.5, "augment": "none", "deterministic": True, "memory": 900.0, "plan": True}
+    wanted |= {"rho": 0.3, "export": "train_tflite"}
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+    assert {name: settings.to_record()[name] for name in wanted} == wanted
+    assert all(settings.to_record()[name] != default.to_record()[name] for name in wanted)
 
 
-def test_a_default_for_what_is_no_flag_is_an_error():
-    DATASETS.add("odd", DatasetEntry(lambda: None, lambda: ["a", "b"], {"input_sise": 32}))
-    with pytest.raises(ValueError, match="'input_sise'"):
-        defaults_of("odd")
-    with pytest.raises(ValueError, match="'clipping'"):
-        check_names({"clipping": 1}, MAIN_FLAGS)
+def test_presets_are_complete_and_every_flag_is_in_help():
+    assert all(isinstance(preset, Settings) and preset.preset == name for name, preset in PRESETS.items())
+    text = main_parser().format_help()
+    assert all(f"--{name} " in text for name in MAIN_FLAGS) and len(MAIN_FLAGS) <= 33
