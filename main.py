@@ -1,7 +1,7 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
 It connects the steps of one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in
-elastic_trainer/settings.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
+elastic_trainer/settings/settings.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.energy.meter import find_energy_meter
+from elastic_trainer.energy import find_energy_meter
 from elastic_trainer.engine.evaluation import Evaluation
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification

@@ -62,7 +62,10 @@ def train_here(*words):
     train_run(parse_training([*map(str, words)]))
 
 
+OFTEN = ROOT / "scripts" / "benchmarks" / "often.py"  # main.py with other minutes between checkpoints
+
+
 def start_training(*arguments):
-    """Start main.py on the small network; returns the running process."""
-    words = [sys.executable, ROOT / "main.py", *NETWORK, *arguments]
+    """Start main.py on the small network, with a checkpoint after each step; returns the running process."""
+    words = [sys.executable, OFTEN, 0, *NETWORK, *arguments]
     return subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

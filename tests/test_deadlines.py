@@ -12,7 +12,7 @@ from small_images import write_noise
 import main
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import TABLE_SHARE
-from elastic_trainer.evaluation import export
+from elastic_trainer.networks import tflite
 
 # By this clock everything takes four times as long.
 SLOW_DEVICE = """
@@ -50,7 +50,7 @@ def test_a_deadline_is_kept_on_a_slow_device_with_its_export(tmp_path):
     (tmp_path / "network.py").write_text(NETWORK)
     words = ["--dataset_name", "image_folder", "--data_dir", tmp_path / "photos", "--export", "tflite"]
     words += ["--model_name", f"{tmp_path}/network.py:wide", "--input_size", "48", "--batch_size", "16"]
-    words += ["--recipe", "robust", "--train_type", "elastic_training_upper_part"]
+    words += ["--train_type", "elastic_training_upper_part"]
     words += ["--deadline", "2m", "--logdir", tmp_path, "--run_name", "mine"]
     words = [sys.executable, "-c", SLOW_DEVICE, ROOT / "main.py", *words]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
@@ -67,9 +67,9 @@ def test_the_export_is_tried_before_a_deadline_is_divided(tmp_path, capsys, monk
     (tmp_path / "network.py").write_text(NETWORK)
     photos = write_noise(tmp_path / "photos")
     words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--export", "tflite", "--input_size", "12"]
-    words += ["--model_name", f"{tmp_path}/network.py:wide", "--recipe", "robust"]
+    words += ["--model_name", f"{tmp_path}/network.py:wide"]
     words += ["--train_type", "elastic_training_upper_part", "--logdir", str(tmp_path), "--run_name", "mine"]
-    monkeypatch.setattr(export, "conversion_seconds", lambda model: 50.0)
+    monkeypatch.setattr(tflite, "conversion_seconds", lambda model: 50.0)
     main.train_run(parse_training([*words, "--deadline", "140"]))
     assert "--deadline 2m 20s: there is no time for training steps" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()

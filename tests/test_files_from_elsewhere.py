@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import zoo
-from command_line import run_data, run_here
+from command_line import run_here
 from conftest import NEEDS_VIT, make_small_model
 from PIL import Image
 from small_images import encoded, write_noise
@@ -169,9 +169,7 @@ def test_images_of_impossible_sizes_are_left_out(place, capsys):
     png = bytearray(encoded(Image.new("RGB", (4, 4)), "PNG"))
     png[16:24] = (2**31 - 1).to_bytes(4, "big") * 2  # width and height
     (place / "photos" / "train" / "ant" / "broken.png").write_bytes(png)
-    words = ["--dataset_name", "image_folder", "--data_dir", place / "photos"]
     images = data.load(
         Settings(dataset_name="image_folder", data_dir=place / "photos", input_size=12, batch_size=4, augment="none")
     )
     assert images.skipped_images == 1 and "broken.png" in capsys.readouterr().out
-    run_data("show", *words, "--output", place / "shown")

@@ -182,7 +182,6 @@ def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
     written = run([str(python), "-c", LIGHT], tmp_path, PYTHONPATH=str(installed), XDG_CACHE_HOME=str(tmp_path))
     expected = {
         ("reading images", "pillow", "data"),
-        ("data.py show", "pillow", "data"),
         ("--dataset_name digits", "scikit-learn", "data"),
         ("--dataset_name stanford_dogs", "tensorflow-datasets", "data"),
         ("--model_name vit", "vit-keras", "vit"),
@@ -194,7 +193,7 @@ def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
         for what, package, extra in expected
         if package not in {each.name for each in always}  # TensorFlow needed TensorBoard before 2.21
     }
-    words = [str(python), str(ROOT / "data.py"), "show", "--dataset_name", "digits"]
+    words = [str(python), str(ROOT / "data.py"), "prepare", "--dataset_name", "stanford_dogs"]
     command = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "data.py: error: " in command.stderr and "Traceback" not in command.stderr
 

@@ -89,7 +89,7 @@ def test_exactly_the_selected_variables_of_a_regression_move_over_two_selections
 
 
 def test_features_of_a_regression_are_kept_and_give_the_same_weights():
-    cached, plain = regression_trainer(interval=3), regression_trainer(interval=3, feature_cache="off", rho=0.9)
+    cached, plain = regression_trainer(interval=3, feature_cache="float32"), regression_trainer(interval=3, rho=0.9)
     cached.run()
     plain.scheme = FixedScheme(cached.history.selection.mask)
     plain.run()

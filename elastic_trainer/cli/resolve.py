@@ -105,7 +105,7 @@ def resolve(
     starts = {**vars(PRESETS[settings.preset]), "rho": PRESETS["paper"].rho}
     settings = replace(settings, **{name: starts[name] for name in chooses})
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
-    settings = _choose_sizes(settings, steps, may_split=not is_resumed and retimed is None)
+    settings = _choose_sizes(settings, steps, may_split=retimed is None)
     if retimed is None or not _has_table(part_of(settings)):  # its times come without its memory
         _check_memory(settings, steps, is_here=retimed is None)
     images_mb, table, export_seconds = _images_mb(settings, steps), None, 0.0
@@ -164,14 +164,16 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
         if batch_size < RATE_BATCH:
             print(f"--batch_size is {batch_size}: about {images_there} images are few (--batch_size sets another)")
     batch_size, needed, rows = settings.batch_size, _needed(settings, steps), None
+    chooses_parts = settings.micro_batch is None
+    settings = replace(settings, micro_batch=settings.micro_batch or 0)
     if not steps.certainly_fit(batch_size):
         exporter = EXPORTERS[settings.export] if settings.export else None
         is_here = may_split and SCHEMES[settings.train_type].can_split and not (exporter and exporter.is_for_board)
-        if settings.micro_batch is None and is_here:
+        if chooses_parts and is_here:
             rows = memory.fitting_size(lambda size: needed(batch_size, size), batch_size)
             if rows is not None and rows < batch_size:
                 print(f"memory: steps take {batch_size} images in parts of {rows} (--micro_batch sets other parts)")
-            settings = replace(settings, micro_batch=None if rows == batch_size else rows)
+            settings = replace(settings, micro_batch=0 if rows in (None, batch_size) else rows)
         if chooses_batch and rows is None:
             parts = settings.micro_batch or batch_size
             fitting = memory.fitting_size(lambda size: needed(size, parts), batch_size) or 1

@@ -13,8 +13,7 @@ float32; where parts meet, what lies between their means is added.
 A board gets a copy of this file (`board.export`), so it imports nothing but NumPy, and runs on Python 3.6.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -76,7 +75,7 @@ class FeatureSums(NamedTuple):
             within += product(apart.T, apart)
         return cls(counts, means, within)
 
-    def heads(self, shrinkages: Sequence[float]) -> list[Head]:
+    def heads(self, shrinkages: Sequence[float]) -> List[Head]:
         """The linear discriminant for each shrinkage of the covariance, from 0 (as it is) to 1 (a multiple of the
         identity); there must be images."""
         count, features = int(self.counts.sum()), self.means.shape[1]
@@ -133,7 +132,7 @@ def held_losses(heads: Sequence[Head], features: np.ndarray, labels: np.ndarray)
     )
 
 
-def chosen(losses: np.ndarray) -> tuple[float, float]:
+def chosen(losses: np.ndarray) -> Tuple[float, float]:
     """The shrinkage and the scale of the smallest of `losses`, as of `held_losses`; where all are 0, the default."""
     if not losses.any():  # no class has enough images
         return max(SHRINKAGES), 1.0

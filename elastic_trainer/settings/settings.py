@@ -73,6 +73,7 @@ class Settings:
         warmup: share of the steps in which the learning rate of sgd rises to its highest value.
         validation_share: validate after an epoch only while validation takes at most this share of training time, and
             after the last epoch; 1 validates after each.
+        micro_batch: 0: a step takes the batch at once.
         starts_with_head: with `save_model`, the closed-form head is fitted first and is the first best model.
         average_head: after the last step, average the head with the closed-form head of the trained network, see
             `TrainState.average_head`.
@@ -139,10 +140,10 @@ class Settings:
         "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
         "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
         "if they take more"), "no limit", is_free=True)
-    micro_batch: int | None = flag(None, BUDGET, count, "N", (
+    micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time. By default a step takes the batch at once, and in parts where memory is little; with "
-        "`--export train_tflite` the default is 8"), "the run chooses", is_free=True)
+        "and takes time. By default a step takes the batch at once; with the preset `photos`, in parts where memory is "
+        "little; with `--export train_tflite`, in parts of 8"), "the batch at once", is_free=True)
     plan: bool = switch(BUDGET, (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
         "memory, at `--rho` and at others; for elastic schemes"), is_free=True)
@@ -244,6 +245,7 @@ PRESETS: dict[str, Settings] = {
         interval=8.0,
         rho=None,  # type: ignore[arg-type]  # 0.5, or what training the head alone takes
         learning_rate=None,  # type: ignore[arg-type]  # by the batch size, see `rate_at`
+        micro_batch=None,  # type: ignore[arg-type]  # the batch at once, or parts where memory is little
         feature_cache="float32",
         save_model=None,  # type: ignore[arg-type]  # unless Keras may be unable to save the network
         gradient_clipping=CLIPPING,
@@ -269,8 +271,8 @@ PRESETS: dict[str, Settings] = {
 }
 # Of the photos' preset: what Adam and PruneTrain do not have.
 TRAINING = (
-    *("learning_rate", "gradient_clipping", "warmup", "validation_share"),
-    *("starts_with_head", "average_head", "has_fillers"),
+    *("learning_rate", "gradient_clipping", "warmup"),
+    *("validation_share", "average_head", "has_fillers"),
 )
 ALL_FLAGS: dict[str, Flag] = flags_of(Settings)
 MAIN_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section != PROFILE}

@@ -4,8 +4,8 @@ A board gets a copy of this file (`board.export`), so it imports nothing but Pyt
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Dict, Iterator, Optional
 
 
 def text_of(path: Path) -> str:
@@ -16,7 +16,7 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def peak_memory_mb() -> float | None:
+def peak_memory_mb() -> Optional[float]:
     """Largest resident memory of this process so far in MB, or None if the system does not report it."""
     kilobytes = numbers_in(Path("/proc/self/status")).get("VmHWM:")
     if kilobytes is not None:  # Linux lets a program inherit the other number from the one that started it
@@ -29,13 +29,13 @@ def peak_memory_mb() -> float | None:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
-def resident_memory_mb(root: Path = Path("/")) -> float | None:
+def resident_memory_mb(root: Path = Path("/")) -> Optional[float]:
     """Resident memory of this process now in MB, or None if the system does not report it."""
     kilobytes = numbers_in(root / "proc" / "self" / "status").get("VmRSS:")
     return None if kilobytes is None else kilobytes * 1024 / 1e6
 
 
-def free_memory_mb(root: Path = Path("/"), counts_swap: bool = True) -> float | None:
+def free_memory_mb(root: Path = Path("/"), counts_swap: bool = True) -> Optional[float]:
     """Memory in MB that the system and control groups leave, or None if the system does not report it.
 
     Control groups are those of a container or a service. Their file cache counts as free: the kernel drops it when
@@ -72,13 +72,13 @@ def _memory_groups(root: Path) -> Iterator[Path]:
             yield from (top.joinpath(*parts[:depth]) for depth in range(len(parts) + 1))
 
 
-def numbers_in(path: Path) -> dict[str, int]:
+def numbers_in(path: Path) -> Dict[str, int]:
     """The lines `name number …` of a kernel file, as {name: number}."""
     lines = [line.split() for line in text_of(path).splitlines()]
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
-def _integer_in(path: Path) -> int | None:
+def _integer_in(path: Path) -> Optional[int]:
     """The only number in a kernel file; None if the file is missing or contains `max`."""
     text = text_of(path).strip()
     return int(text) if text.isdigit() else None

@@ -160,6 +160,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         num_epochs=EPOCHS * args.intervals,
         interval=EPOCHS,
         importance_batches=args.importance_batches,
+        feature_cache="float32",
     )
     smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in RHOS if rho >= smallest}

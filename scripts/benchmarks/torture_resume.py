@@ -132,9 +132,9 @@ def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: b
     flags = ["--dataset_name", "digits", "--logdir", logdir]
     finish(start("profiler.py", *flags, log=log), log)
     flags += ["--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
-    flags += ["--checkpoint_minutes", 0.02]
+    often = "scripts/benchmarks/often.py", "0.02"
     started = time.monotonic()
-    finish(start("main.py", *flags, "--run_name", "unbroken", log=log), log)
+    finish(start(*often, *flags, "--run_name", "unbroken", log=log), log)
     unbroken_seconds = time.monotonic() - started
     steps = read_summary(logdir / "unbroken")["steps"]
 
@@ -142,7 +142,7 @@ def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: b
     folder = logdir / "tortured"
     started = time.monotonic()
     while len(kills) < args.kills or not results or folder.exists():
-        process = start_tortured("main.py", *flags, "--run_name", folder.name, "--resume", log=log)
+        process = start_tortured(*often, *flags, "--run_name", folder.name, "--resume", log=log)
         seconds = rng.uniform(0.0, 0.9 * unbroken_seconds)
         if args.what == MACHINE and len(kills) % 2:
             time.sleep(seconds)  # then the run fails for 5 seconds, and is started again

@@ -208,7 +208,7 @@ def test_the_table_in_times_of_the_board_predicts_what_was_measured(exported, tm
     ]
     path = tmp_path / "times.json"
     path.write_text(json.dumps({"batch_size": 6, "selections": measured}))
-    found = board_table(table, path, 6)
+    found = board_table(path, table, 6)
     for one in (*measured, {"tensors": tensor_names(model), "step_ms": 3 * table.full_step_ms + 7}):
         assert found.predict_ms(mask_of(model, one["tensors"]), 0.0) == pytest.approx(one["step_ms"])
     assert found.full_step_ms == pytest.approx(3 * table.full_step_ms + 7)
@@ -216,13 +216,13 @@ def test_the_table_in_times_of_the_board_predicts_what_was_measured(exported, tm
     path.write_text(
         json.dumps({"batch_size": 6, "selections": [row, {**measured[1], "step_ms": 0.1 * row["step_ms"]}]})
     )
-    steep = board_table(table, path, 6)  # a line through both is below 0 for a step that trains nothing
+    steep = board_table(path, table, 6)  # a line through both is below 0 for a step that trains nothing
     assert steep.fit.constant_ms > 0 and steep.predict_ms(np.zeros(len(table.names), bool), 0.0) > 0
     with pytest.raises(UserError, match="is of 6 images a step"):
-        board_table(table, path, 8)
+        board_table(path, table, 8)
     path.write_text(json.dumps({"batch_size": 6, "selections": [{"tensors": ["other"], "step_ms": 1.0}]}))
     with pytest.raises(UserError, match="is of another network; this one has no tensor other"):
-        board_table(table, path, 6)
+        board_table(path, table, 6)
 
 
 def mask_of(model, names):

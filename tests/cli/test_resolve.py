@@ -243,19 +243,19 @@ def test_the_batch_is_smaller_where_there_are_few_images(many_photos, tmp_path, 
 @pytest.mark.parametrize(
     ("more", "room_mb", "table_of", "sizes"),
     [  # sizes of the batch and its parts, and the MB that images may take
-        ([], 360.0, None, (32, None, 0.0)),
-        ([], 700.0, None, (32, None, 250.0)),  # a quarter of what is available is the most
+        ([], 360.0, None, (32, 0, 0.0)),
+        ([], 700.0, None, (32, 0, 250.0)),  # a quarter of what is available is the most
         ([], 359.9, None, (32, 16, 159.9)),
         ([], 199.9, None, (32, 8, 79.9)),
-        ([], 200.0, 32, (32, None, 20.0)),  # there is a table: half of the tensors are enough
+        ([], 200.0, 32, (32, 0, 20.0)),  # there is a table: half of the tensors are enough
         ([], 199.9, 8, (32, 8, 134.9)),
         ([], 59.9, None, (32, 1, 9.9)),
         (["--train_type", "full_training"], 60.0, None, (32, 1, 0.0)),
-        (["--train_type", "full_training", "--batch_size", "1"], 60.0, None, (1, None, 10.0)),
+        (["--train_type", "full_training", "--batch_size", "1"], 60.0, None, (1, 0, 10.0)),
         (["--train_type", "full_training", "--micro_batch", "8"], 129.9, None, (8, 8, 9.9)),
-        (["--preset", "paper", "--batch_size", "32"], 359.9, None, (32, 16, 159.9)),
-        (["--train_type", "closed_form_head"], 209.9, None, (32, None, 29.9)),
-        (["--train_type", "closed_form_head"], 59.9, None, (4, None, 19.9)),
+        (["--preset", "paper", "--batch_size", "32"], 359.9, 32, (32, 0, 179.9)),
+        (["--train_type", "closed_form_head"], 209.9, None, (32, 0, 29.9)),
+        (["--train_type", "closed_form_head"], 59.9, None, (4, 0, 19.9)),
     ],
 )
 def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_photos, monkeypatch, tmp_path):
@@ -285,9 +285,7 @@ def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_ph
     assert len({*asked}) <= 19
 
 
-@pytest.mark.parametrize(
-    ("more", "parts"), [([], 16), (["--export", "tflite"], 16), (["--export", "train_tflite"], None)]
-)
+@pytest.mark.parametrize(("more", "parts"), [([], 16), (["--export", "tflite"], 16), (["--export", "train_tflite"], 0)])
 def test_this_machines_memory_does_not_decide_for_a_board(more, parts, many_photos, monkeypatch):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     monkeypatch.setattr(TracedSteps, "check", lambda *_: None)

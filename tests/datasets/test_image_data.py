@@ -13,12 +13,12 @@ from elastic_trainer.datasets.digests import digest
 from elastic_trainer.settings import Settings
 
 
-@pytest.fixture
 def digits_of(**more):
     """Settings of the digits; none is mirrored."""
     return Settings(**{"dataset_name": "digits", "augment": "none", **more})
 
 
+@pytest.fixture
 def folder(tmp_path):
     return write_red_and_blue(tmp_path)
 

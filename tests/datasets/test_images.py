@@ -145,7 +145,7 @@ def test_a_file_without_its_record_is_written_again(split, tmp_path):
         (".json", lambda content: content[:70]),
         (".json", lambda content: b""),
         (".json", lambda content: b"5"),
-        (".json", lambda content: content.replace(b'"version": 1', b'"version": 0')),
+        (".json", lambda content: content.replace(b'"version": 2', b'"version": 0')),
         (".json", lambda content: content.replace(b"null", b'"is empty"', 1)),
         (".pixels", lambda content: content[:70]),
         (".pixels", lambda content: b""),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import run_data
 from PIL import Image
 from small_images import labels_of, load_photos, shades, write_noise
 
@@ -152,16 +151,3 @@ def test_classes_with_less_than_half_of_their_test_images_are_named_in_one_line(
     assert "a larger --test_fraction gives more, or a folder test/" in line
     find(Settings(dataset_name="image_folder", data_dir=tmp_path, test_fraction=0.6, augment="none"))
     assert not capsys.readouterr().out, "all have more than half of that"
-
-
-def test_show_counts_the_images_of_all_three_parts(photos, tmp_path, capsys):
-    with_validation(photos, "valid")
-    run_data("show", "--dataset_name", "image_folder", "--data_dir", photos, "--output", tmp_path / "sheet")
-    printed = capsys.readouterr().out
-    assert re.search(r"^class +train +validation +test$", printed, re.MULTILINE)
-    assert re.search(r"^3 classes +12 +6 +9$", printed, re.MULTILINE)
-    assert {path.name for path in tmp_path.glob("sheet_*")} == {
-        "sheet_train.png",
-        "sheet_validation.png",
-        "sheet_test.png",
-    }

@@ -20,7 +20,7 @@ from unittest import mock
 import flags_page
 import pytest
 
-from elastic_trainer.settings import DIGITS, MAIN_FLAGS, PAPER, PHOTOS, RATE_BATCH, RECIPES
+from elastic_trainer.settings import PRESETS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -34,7 +34,7 @@ PAGES = [
 COMMANDS = (
     ("main.py",),
     ("profiler.py",),
-    *(("data.py", name) for name in ("show", "prepare")),
+    ("data.py",),
     ("scripts/figures/run_figure.py",),
 )
 Words = tuple[str, ...]
@@ -100,7 +100,6 @@ def stated_default(help_text: str) -> str | None:
 class Row(NamedTuple):
     flags: list[str]
     default: str  # as it is written, without backticks
-    commands: list[str]  # of data.py; empty: all of its commands
 
 
 @functools.cache
@@ -120,8 +119,7 @@ def flag_tables() -> dict[str, list[Row]]:
             header = cells
         elif header[0] == "flag" and cells[0].startswith("`--"):
             row = dict(zip(header, cells, strict=True))
-            commands = re.findall(r"`(\w+)`", row.get("commands", ""))
-            rows.append(Row(re.findall(r"--\w+", row["flag"]), row["default"].replace("`", ""), commands))
+            rows.append(Row(re.findall(r"--\w+", row["flag"]), row["default"].replace("`", "")))
     return tables
 
 
@@ -131,8 +129,7 @@ def documented(command: Words) -> dict[str, str]:
     rows = list(tables[command[0]])
     if command[0] in ("main.py", "profiler.py"):
         rows += tables["profiler.py and main.py"]
-    named = [row for row in rows if not row.commands or command[-1] in row.commands]
-    pairs = [(flag, row.default) for row in named for flag in row.flags]
+    pairs = [(flag, row.default) for row in rows for flag in row.flags]
     assert len(pairs) == len(dict(pairs)), f"flags.md lists a flag of {' '.join(command)} twice"
     return dict(pairs)
 
@@ -148,42 +145,28 @@ def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> Non
     page = documented(command)
     stated = {flag: default for flag, text in flags_of(command).items() if (default := stated_default(text))}
     if command == ("main.py",):
-        assert {"--seed", "--trained_layers", "--checkpoint_minutes"} <= set(stated)
-    # One row of data.py may have a default for each command, with commas between them.
+        assert {"--seed", "--trained_layers", "--rho"} <= set(stated)
     wrong = {flag: default for flag, default in stated.items() if default not in page[flag].split(", ")}
     assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"
 
 
-def test_flags_page_states_what_each_recipe_sets() -> None:
-    lines = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").partition("### Recipes")[2].splitlines()
-    table = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][:4]
-    names = [cell.removeprefix("--") for cell in table[0][1:]]
-    assert set(names) == set(RECIPES["robust"]) & {*MAIN_FLAGS}
-    for recipe, *cells in table[2:]:
-        for name, cell in zip(names, cells, strict=True):
-            if isinstance(RECIPES[recipe].get(name), bool):
-                assert cell == str(RECIPES[recipe][name]), (recipe, name)
-            elif name != "learning_rate":
-                assert type(RECIPES[recipe][name])(cell) == RECIPES[recipe][name], (recipe, name)
-    rate, batch_size = (float(text) for text in re.findall(r"\d[\d.e-]*", table[3][-1]))
-    assert (rate, batch_size) == (RECIPES["robust"]["learning_rate"], RATE_BATCH)
-
-
-def test_flags_page_states_the_defaults_that_depend_on_the_data_set() -> None:
-    page = documented(("main.py",))
-    assert len(DIGITS) >= 10
-    assert page["--recipe"] == "robust for image_folder, else paper" and PHOTOS["recipe"] == "robust"
-    for name in sorted(set(DIGITS) - {"weights", "recipe", "save_model"}):  # those of weights are described in words
-        values = [DIGITS[name], PHOTOS[name], PAPER[name]]
-        values = values[:1] if values[0] == values[1] == values[2] else values
-        written = page[f"--{name}"].split(" / ")
-        assert [type(value)(text) for value, text in zip(values, written, strict=True)] == values, name
+def test_flags_page_states_what_each_preset_sets() -> None:
+    lines = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8").partition("### Presets")[2].splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    head, _, *table = rows[: [row[0] for row in rows].index("has_fillers") + 1]
+    assert head[1:] == [*PRESETS]
+    differ = {one for one in vars(Settings()) if len({getattr(preset, one) for preset in PRESETS.values()}) > 1}
+    assert {row[0] for row in table} == differ - {"preset"}
+    for name, *cells in table:
+        for preset, cell in zip(PRESETS.values(), cells, strict=True):
+            value = getattr(preset, name)
+            assert cell == "the run chooses" if value is None else str(value) == cell or float(cell) == value, name
 
 
 def test_flags_page_is_what_its_script_writes() -> None:
-    """After a change of settings.py or registry.py: python scripts/tools/flags_page.py."""
+    """After a change of settings.py or of a scheme: python scripts/tools/flags_page.py."""
     page = flags_page.PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- end -->") == page.count("<!-- flags: ") + 1
+    assert page.count("<!-- end -->") == page.count("<!-- flags: ") + 2
     assert flags_page.updated(page) == page
 
 
@@ -304,14 +287,16 @@ def unknown_flags(call: Call) -> set[str]:
     if call.script.endswith(".py") and not call.script.startswith("scripts/board"):  # that one needs an export
         if not call.flags:
             return set()
-        command = (call.script, call.words[0]) if call.script == "data.py" else (call.script,)
+        command = (call.script,)
         return set(call.flags) - set(flags_of(command))
     if re.match(r"scripts/run_(figure|table)\w+\.sh", call.script):
         at = call.words.index("--") if "--" in call.words else len(call.words)
         own, passed_on = Call(call.script, call.words[:at]), Call("main.py", call.words[at + 1 :])
         return (set(own.flags) - set(flags_of(("scripts/figures/run_figure.py",)))) | unknown_flags(passed_on)
     source = (ROOT / call.script).read_text(encoding="utf-8")
-    return {flag for flag in call.flags if flag not in source}
+    at = call.words.index("--") if "--" in call.words else len(call.words)
+    own, passed_on = Call(call.script, call.words[:at]), Call("main.py", call.words[at + 1 :])
+    return {flag for flag in own.flags if flag not in source} | unknown_flags(passed_on)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -339,10 +324,8 @@ def test_a_wrong_flag_in_a_shown_command_is_noticed() -> None:
 
 
 def rooms(folder: str) -> list[str]:
-    """Names of the folders with modules in `folder`, and in its extensions/."""
-    return sorted(
-        {path.parent.name for depth in ("*/*.py", "extensions/*/*.py") for path in (ROOT / folder).glob(depth)}
-    )
+    """Names of the folders with modules in `folder`."""
+    return sorted({path.parent.name for path in (ROOT / folder).glob("*/*.py")})
 
 
 def test_the_readme_has_at_most_150_lines() -> None:

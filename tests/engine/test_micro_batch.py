@@ -65,7 +65,7 @@ def close(model, other, tolerance=1e-5):
 @pytest.mark.parametrize(("optimizer", "weighted"), [("sgd", False), ("adamw", True)])
 def test_ten_steps_in_parts_give_the_weights_of_whole_steps(optimizer, weighted):
     models, logs = [], list[np.ndarray]()
-    for size in (None, 1, 4):
+    for size in (0, 1, 4):
         model = small_network(optimizer)
         trainer = Trainer(model, data(weighted=weighted), "full_training", replace(SETTINGS, micro_batch=size))
         trainer.run()
@@ -82,7 +82,7 @@ def test_ten_steps_in_parts_give_the_weights_of_whole_steps(optimizer, weighted)
 @pytest.mark.parametrize(("scheme", "cache"), [("elastic_training", "float32"), ("elastic_training_upper_part", "off")])
 def test_over_selections_exactly_the_selected_variables_move_as_in_whole_steps(scheme, cache):
     moved = []
-    for micro_batch in (None, 4):
+    for micro_batch in (0, 4):
         model = small_network()
         table = make_table(model, t_fw_ms=1.0)
         settings = replace(SETTINGS, num_epochs=6, interval=2, feature_cache=cache, micro_batch=micro_batch)
@@ -130,7 +130,7 @@ def test_parts_are_equal_and_as_large_as_asked_for():
 def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
     model = small_network()
     predicted = []
-    for micro_batch in (None, 4):
+    for micro_batch in (0, 4):
         settings = replace(SETTINGS, micro_batch=micro_batch)
         trainer = Trainer(model, data(), "full_training", settings, memory=MemoryBudget(start_mb=0.0))
         trainer.run(until_step=1)
@@ -189,7 +189,7 @@ def test_a_run_of_main_profiles_a_part_and_checks_its_memory():
 
 def test_importance_and_the_speed_of_the_device_are_measured_in_parts():
     importances, slowdowns = list[Any](), []
-    for micro_batch in (None, 4):
+    for micro_batch in (0, 4):
         model = small_network()
         table = make_table(model, t_fw_ms=1.0)
         settings = replace(SETTINGS, micro_batch=micro_batch, deterministic=False)

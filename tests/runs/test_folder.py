@@ -90,7 +90,7 @@ def test_main_refuses_a_bad_folder_before_it_reads_images(tmp_path):
     from elastic_trainer.cli.commands import parse_training
 
     (tmp_path / "file").touch()
-    flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path), "--num_classes", "3"]
+    flags = ["--dataset_name", "image_folder", "--data_dir", str(tmp_path)]
     flags += ["--logdir", str(tmp_path), "--run_name", "file", "--resume"]
     command = parse_training([*flags, "--train_type", "full_training"])
     with pytest.raises(UserError, match=r"--run_name file: .* is a file"):

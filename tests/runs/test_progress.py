@@ -16,7 +16,7 @@ from elastic_trainer.system.errors import UserError
     ("losses", "advice"),
     [
         ([2.0] * 4 + [1.9] * 4, "it is falling: train longer, or raise --learning_rate"),
-        ([2.0] * 4 + [2.5] * 4, "it is rising: lower --learning_rate, or raise it gradually with --recipe robust"),
+        ([2.0] * 4 + [2.5] * 4, "it is rising: lower --learning_rate, or raise it gradually with --preset photos"),
         ([2.0] * 8, "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"),
         ([1.7, 2.4, 1.9, 2.0, 2.4, 1.7, 2.3, 2.0], "it does not change, so"),  # 5 % more, by chance
         ([2.0] * 4 + [1.5] * 4, ""),

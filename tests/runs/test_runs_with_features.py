@@ -49,6 +49,7 @@ def run(folder, data, name="elastic_training", **changes):
             "deterministic": True,
             "checkpoint_minutes": 0,
             "trained_layers": 2,
+            "feature_cache": "float32",
             **changes,
         }
     )

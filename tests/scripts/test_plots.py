@@ -115,16 +115,16 @@ def test_similarity_and_overhead_fall_with_the_interval(tmp_path):
 
 
 def test_time_over_the_solvers_resolution_is_measured_time_of_an_epoch(tmp_path):
-    scheme, solving = "elastic_training", {"selection_part_seconds": {"solve": 0.2}}
+    solving = {"selection_part_seconds": {"solve": 0.2}}
     runs = [made_up_run(tmp_path / "full")]
     for count, (resolution, scale) in enumerate(((1000, 0.5), (10, 0.9))):
-        runs.append(made_up_run(tmp_path / f"run{count}", scheme, 0.5, scale=scale, time_resolution=resolution))
+        runs.append(made_up_run(tmp_path / f"run{count}", f"elastic_training_tq{resolution}", 0.5, scale=scale))
         path = runs[-1] / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **solving}))
     plot_selecting.solver(plotting.group_runs(runs), Sheet(tmp_path / "solver"))
     rows = np.array([[*row.values()] for row in rows_of(tmp_path / "solver")], float)
     np.testing.assert_allclose(rows, np.array([[10, 90, 100 * 0.2 / 36], [1000, 50, 1]]))
-    with pytest.raises(UserError, match="needs runs with --time_resolution and one of full_training"):
+    with pytest.raises(UserError, match="needs runs with several T_q and one of full_training"):
         plot_selecting.solver(plotting.group_runs(runs[1:]), Sheet(tmp_path / "none"))
 
 

@@ -11,7 +11,7 @@ import keras
 import paper_figures
 import pytest
 import run_figure
-from command_line import ROOT, run_here, train_here
+from command_line import OFTEN, ROOT, run_here, train_here
 from conftest import make_table
 from made_up_runs import rows_of
 from resolutions import SCRIPT
@@ -147,7 +147,7 @@ def test_killed_runs_and_stopped_figures_continue_and_only_unfinished_runs_are_r
     first, second = make_runs(*words[2:], *more)
     run_here(profiler.main, *first.profile_words)
     # The second run is killed, then a figure is stopped while it does the first.
-    job = [sys.executable, ROOT / "main.py", *second.words[1:], "--checkpoint_minutes", "0"]
+    job = [sys.executable, OFTEN, "0", *second.words[1:]]
     with subprocess.Popen(job, cwd=tmp_path, stderr=subprocess.DEVNULL) as killed:
         wait_for("*seed1/checkpoints/*.npz", logs, killed)
         killed.kill()
@@ -201,7 +201,7 @@ def test_full_training_of_figure_15_trains_two_steps_on_data_as_tfds_prepares_it
     runs = make_runs(
         "15", "--data_dir", tmp_path / "data", "--logdir", tmp_path / "logs", *SMALL, "--", "--max_steps", 2
     )
-    [run] = [run for run in runs if run.command.data.dataset_name == name and run.command.train_type == "full_training"]
+    [run] = [run for run in runs if run.settings.dataset_name == name and run.settings.train_type == "full_training"]
     train_or_profile(run)
     assert run.folder.name == f"zoo.py-branches_{name}_full_training_seed0"
     check_two_steps(run.folder, name)

@@ -197,14 +197,14 @@ def test_a_damaged_table_and_one_of_another_version_is_one_line_that_names_the_f
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
 def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setting, saved):
     logdir, names, table = saved
-    changed = {"model_name": "vit", "optimizer": "adam", "alpha": 0.35}.get(setting, 77)
-    other = replace(SETTINGS, **{setting: changed})  # type: ignore[arg-type]
+    value = {"model_name": "vit", "optimizer": "adam", "alpha": 0.35}.get(setting, 77)
+    field = "gradient_clipping" if setting == "clips_gradients" else setting
+    other = replace(SETTINGS, logdir=logdir, **{field: value})  # type: ignore[arg-type]
     folder = table_folder(replace(SETTINGS, logdir=logdir))
-    if table_folder(other, logdir) != folder:
-        folder.rename(table_folder(other, logdir))
-    with pytest.raises(
-        UserError, match=f"measured with --{setting} {getattr(SETTINGS, setting)}, not {changed}; make it again"
-    ):
+    if table_folder(other) != folder:
+        folder.rename(table_folder(other))
+    was, changed = getattr(SETTINGS, setting), getattr(other, setting)
+    with pytest.raises(UserError, match=f"measured with --{setting} {was}, not {changed}; make it again"):
         load(logdir, names, table, other, allow_stale=True)
 
 

@@ -1,17 +1,20 @@
-"""Energy from simulated sensors: files as the kernel writes them, and a made-up NVML."""
+"""Energy from simulated sensors, files as the kernel writes them, and from the record of an external power meter."""
 
-import sys
 import threading
-import types
 from functools import partial
 from unittest.mock import patch
 
+import numpy as np
 import pytest
+from made_up_runs import made_up_run
 from small_runs import curve, train_and_read
 
 import train
-from elastic_trainer.energy import meter as energy
-from elastic_trainer.energy.meter import EnergyMeter, Sensor
+from elastic_trainer import energy
+from elastic_trainer.energy import EnergyMeter, Sensor, add_power, integrate_power, read_power
+from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.runs.summary import update_summary
+from elastic_trainer.system.errors import UserError
 
 
 def sensor_files(folder, **files):
@@ -100,37 +103,11 @@ def test_rapl_counter_of_the_platform_replaces_all_others(tmp_path):
     assert (meter.name, meter.joules()) == ("RAPL psys", pytest.approx(7))
 
 
-def test_gpu_energy_is_added_to_that_of_the_processor(tmp_path, monkeypatch):
-    class NVMLError(Exception):
-        pass
-
-    total = {0: 5000, 1: None}
-
-    def energy(device):
-        if total[device] is None:
-            raise NVMLError("Not Supported")  # GPUs before Volta
-        return total[device]
-
-    nvml = types.SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetTotalEnergyConsumption=energy,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    package = rapl_zone(tmp_path, "0", "package-0", 0)
-    meter, _ = meter_of(tmp_path)
-    total[0] = 8000
-    package.write_text("1000000")
-    assert (meter.name, meter.joules()) == ("RAPL package-0 + NVML GPU 0", pytest.approx(3 + 1))
-
-
 def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeypatch):
     assert "no supported energy sensor" in str(energy.find_energy_meter(tmp_path).failure)
     with monkeypatch.context() as patched:
         patched.setattr("tensorflow.config.list_physical_devices", lambda kind: ["GPU"])  # RAPL does not measure it
-        assert "no energy sensor of the GPU" in str(energy.find_energy_meter(tmp_path).failure)
+        assert "RAPL does not measure the GPU" in str(energy.find_energy_meter(tmp_path).failure)
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
     real = type(counter).read_text
 
@@ -179,7 +156,7 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
         return total[0]
 
     sensors = [Sensor("simulated", read, float("inf"))]
-    monkeypatch.setattr(train, "METERS", [lambda: EnergyMeter(sensors)])
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter(sensors))
     summary, rows = train_and_read(tmp_path, name="full_training")
     joules = [float(row["energy_joules"]) for row in rows]
     assert joules == sorted(joules) and joules[0] > 0
@@ -188,3 +165,87 @@ def test_run_records_its_energy_after_each_epoch(tmp_path, monkeypatch):
     assert curve(tmp_path, "meters/energy_joules") == [
         (int(row["step"]), pytest.approx(value)) for row, value in zip(rows, joules, strict=True)
     ]
+
+
+# --- an external power meter ------------------------------------------------------------------------------------------
+
+
+def test_run_without_a_meter_records_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "find_energy_meter", lambda: EnergyMeter([], "no sensor here"))
+    summary, rows = train_and_read(tmp_path, name="full_training")
+    assert summary["energy_joules"] is None and summary["energy_missing"] == "no sensor here"
+    assert {row["energy_joules"] for row in rows} == {""} and curve(tmp_path, "meters/energy_joules") is None
+
+
+def write_power(path, readings):
+    path.write_text("time,watts\n" + "".join(f"{when},{watts}\n" for when, watts in readings))
+    return path
+
+
+SPANS = [(5.0, 10.0), (15.0, 25.0)]
+
+
+def test_power_is_integrated_only_over_training():
+    times, watts = np.array([0.0, 10.0, 20.0, 30.0]), np.array([0.0, 10.0, 10.0, 0.0])
+    # 5 to 10 s at 5 to 10 W; 15 to 20 s at 10 W; 20 to 25 s at 10 to 5 W
+    assert integrate_power(times, watts, SPANS) == pytest.approx(37.5 + 50 + 37.5)
+    naive = np.linspace(0, 30, 300_001)
+    power = np.interp(naive, times, watts) * ((naive > 5) & (naive < 10) | (naive > 15) & (naive < 25))
+    assert integrate_power(times, watts, SPANS) == pytest.approx(power.sum() * 1e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ([6, 10, 40], "does not cover"),
+        ([0, 10, 24], "does not cover"),
+        ([0, 12, 100, 200], "no reading for more than 60 s"),
+    ],
+)
+def test_power_record_with_gaps_is_refused(times, why):
+    with pytest.raises(ValueError, match=why):
+        integrate_power(np.array(times, float), np.ones(len(times)), SPANS)
+
+
+def test_a_power_record_updates_the_summary_and_one_that_does_not_cover_the_run_changes_nothing(tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    update_summary(folder, training_spans=SPANS, energy_joules=None, energy_missing="no sensor here")
+    before = read_summary(folder)
+    short = write_power(tmp_path / "short.csv", [(6, 5.0), (40, 5.0)])
+    for watts in (7.0, 5.0):
+        with pytest.raises(UserError, match=r".*short.csv: does not cover all of training; give"):
+            add_power(folder, short)
+        record = write_power(tmp_path / "power.csv", [(4, watts), (30, watts)])
+        assert add_power(folder, record) == f"energy of training: {15 * watts:g} J"
+        known = {"energy_joules": 15 * watts, "energy_meter": str(record), "energy_missing": None}
+        assert read_summary(folder) == {**before, **known}
+
+
+def test_power_record_times_are_seconds_or_dates(tmp_path):
+    record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
+    times, watts = read_power(record)
+    assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
+    dated = [("2001-09-09T01:46:41.500+00:00", 5.0), ("2001-09-09T01:46:40Z", 4.0)]
+    assert read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("time,watts\n1,2\nyesterday,3\n", "line 3 must contain a time"),
+        ("time,watts\n1\n", "line 2 must contain a time"),
+        ("time,watts\n1,2\n", "needs at least two readings"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,inf\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
+        ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
+        ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
+        (None, "cannot be read"),
+    ],
+)
+def test_unreadable_power_record_is_refused(tmp_path, text, why):
+    path = tmp_path / "power.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=rf".*power.csv: {why}"):
+        read_power(path)

@@ -1,8 +1,8 @@
 """Energy of training, from the machine's sensors (the paper's Fig 23).
 
-Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor and the NVML counters of
-NVIDIA GPUs, added up. Only training time counts: `runs.history.Clocks` reads the meter when training starts and stops.
-A machine without a sensor needs the record of an external power meter (`power_record`).
+Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor. Only training time
+counts: `runs.history.Clocks` reads the meter when training starts and stops. A machine without a sensor needs the
+record of an external power meter (`add_power`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """
@@ -10,18 +10,28 @@ No machine with any of these sensors was available: all of this is tested on mad
 from __future__ import annotations
 
 import contextlib
+import csv
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.runs.summary import update_summary
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import reading
 from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
+MAX_GAP_SECONDS = 60  # between two readings of an external meter
+MAX_WATTS = 1_000_000  # far above any machine; much more would overflow
 WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
 
 
@@ -30,7 +40,7 @@ class Sensor(NamedTuple):
 
     name: str  # shown in summary.json
     read: Callable[[], float]  # watts, or joules if it counts energy; may raise `OSError`
-    range_joules: float | None = None  # a counter wraps around to 0 after this much energy (inf: never)
+    range_joules: float | None = None  # a counter wraps around to 0 after this much energy
 
 
 class EnergyMeter:
@@ -88,12 +98,12 @@ class EnergyMeter:
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     """The meter of this machine's sensors, of which `root` contains sys; `failure` says why there are none."""
-    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL, NVML); use scripts/energy.py"
+    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL); use scripts/energy.py"
     try:
-        board, gpus = _jetson(root), [*_nvml()]
-        if not board and not gpus and has_gpu():
-            why = "no energy sensor of the GPU was found (pip install nvidia-ml-py; Volta or later)"
-        elif sensors := board or [*_rapl(root), *gpus]:
+        board = _jetson(root)
+        if not board and has_gpu():
+            why = "RAPL does not measure the GPU; use an external meter, and scripts/energy.py"
+        elif sensors := board or _rapl(root):
             return EnergyMeter(sensors)
     except PermissionError as error:
         why = f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
@@ -148,23 +158,67 @@ def _rapl(root: Path) -> list[Sensor]:
     ]
 
 
-def _nvml() -> Iterator[Sensor]:
-    """Energy counters of NVIDIA GPUs (Volta and later), through NVIDIA's own package if that is installed."""
+# --- an external power meter ------------------------------------------------------------------------------------------
+
+
+def add_power(folder: Path, record: Path) -> str:
+    """Add the energy that an external power meter recorded during training to the finished run in `folder`.
+
+    `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
+    it has no time zone), and watts. summary.json is rewritten. Returns the line to print. Raises `UserError` if a file
+    cannot be read, or if the record does not cover the run; energy that is known already then stays.
+    """
+    times, watts = read_power(record)
     try:
-        import pynvml  # of the package nvidia-ml-py
+        joules = integrate_power(times, watts, read_summary(folder)["training_spans"])
+    except ValueError as error:
+        raise UserError(f"{record}: {error}; give the record made during this run") from error
+    update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
+    return f"energy of training: {joules:.6g} J"
 
-        pynvml.nvmlInit()
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except Exception:  # not installed, or no driver: no such sensor
-        return
 
-    def joules(device: Any) -> float:
-        try:
-            return pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3
-        except pynvml.NVMLError as error:
-            raise OSError(None, str(error), "NVML") from error
+def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Times (s since 1970) and watts in an external meter's CSV file, see `add_power`, in order of time."""
+    readings = []
+    with reading(record), record.open(newline="", encoding="utf-8-sig") as file:
+        for number, line in enumerate(csv.reader(file), 1):
+            if number > 1 and line:
+                readings.append(_reading(number, line))
+        if len(readings) < 2:
+            raise ValueError("needs at least two readings; give a header line, then time and watts in each line")
+    times, watts = np.array(sorted(readings)).T
+    return times, watts
 
-    for index, device in enumerate(devices):
-        with contextlib.suppress(OSError):  # a GPU before Volta
-            joules(device)
-            yield Sensor(f"NVML GPU {index}", partial(joules, device), math.inf)
+
+def _reading(number: int, line: Sequence[str]) -> tuple[float, float]:
+    """Seconds since 1970 and watts in a line."""
+    when = watts = math.nan
+    with contextlib.suppress(ValueError, IndexError):
+        watts = float(line[1])
+        when = datetime.fromisoformat(line[0].strip().replace("Z", "+00:00")).timestamp()
+    with contextlib.suppress(ValueError):
+        when = float(line[0])
+    if not (math.isfinite(when) and 0 <= watts <= MAX_WATTS):
+        raise ValueError(
+            f"line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a comma, and watts from "
+            f"0 to {MAX_WATTS:,}"
+        )
+    return when, watts
+
+
+def integrate_power(times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequence[float]]) -> float:
+    """Joules within the `spans` of training; power changes linearly between two readings. All in seconds since 1970.
+
+    Raises `ValueError` if the readings do not cover the spans.
+    """
+    starts, ends = np.array(spans, float).T
+    if starts.min() < times[0] or ends.max() > times[-1]:
+        raise ValueError("does not cover all of training")
+    for start, end in zip(starts, ends, strict=True):
+        around = times[max(np.searchsorted(times, start, "right") - 1, 0) : np.searchsorted(times, end) + 1]
+        if np.diff(around).max(initial=0) > MAX_GAP_SECONDS:
+            raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
+    every = np.unique(np.concatenate([times, starts, ends]))
+    power = np.interp(every, times, watts)
+    energy = np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 * np.diff(every))])
+    return float((np.interp(ends, every, energy) - np.interp(starts, every, energy)).sum())

@@ -1,1 +1,0 @@
-"""The energy of training: sensors of the machine, and records of external power meters."""
