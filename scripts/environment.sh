@@ -2,7 +2,7 @@
 # `prepare_environment DIR CONSTRAINTS REQUIREMENT…` sets $python. Nothing is written outside the checkout.
 
 python_is_supported() {
-  "$1" -c "import sys; sys.exit(not (3, ${oldest_minor:-10}) <= sys.version_info[:2] <= (3, ${newest_minor:-13}))" \
+  "$1" -c "import sys; sys.exit(not (3, ${oldest_minor:-10}) <= sys.version_info[:2] <= (3, 13))" \
     2>/dev/null
 }
 
@@ -19,7 +19,7 @@ prepare_environment() {
       fi
     done
     if [[ -z $base ]]; then
-      echo "${0##*/}: error: no Python 3.${oldest_minor:-10} to 3.${newest_minor:-13} found; install one, or name it: PYTHON=/path/to/python3 $0" >&2
+      echo "${0##*/}: error: no Python 3.${oldest_minor:-10} to 3.13 found; install one, or name it: PYTHON=/path/to/python3 $0" >&2
       exit 2
     fi
     echo "making $folder with $("$base" --version)"

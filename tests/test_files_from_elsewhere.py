@@ -18,8 +18,7 @@ from small_images import encoded, write_noise
 
 import data
 import profiler
-from elastic_trainer.networks import saved_model
-from elastic_trainer.networks.saved_model import save_model
+from elastic_trainer.networks.saved_model import load_model, save_model
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
@@ -99,9 +98,9 @@ def test_a_model_file_brings_no_code_of_its_own_and_calls_none_that_is_no_part_o
     file = rewritten(place / "my.keras", with_evil)
     for words in ways(place, file):
         line = refusal("main.py", *words)
-        assert "it has custom layers or functions, such as " in line or words[-2] == "--weights", line
-    with pytest.raises(ValueError, match="it has custom layers or functions, such as "):
-        saved_model._load(file)
+        assert "Keras cannot load it: " in line or words[-2] == "--weights", line
+    with pytest.raises(UserError, match="Keras cannot load it: "):
+        load_model(file, "--evaluate")
 
 
 def test_safe_mode_is_on_even_where_another_part_of_the_program_switched_it_off(place):

@@ -52,7 +52,7 @@ def load_to_evaluate(
 def _saved_network(evaluation: Evaluation) -> keras.Model | None:
     """The model in the file; None if Keras cannot load it, and a function of the user makes it."""
     try:
-        return load_model(evaluation.model, "--evaluate", imports=evaluation.network is None)
+        return load_model(evaluation.model, "--evaluate")
     except UserError:
         if evaluation.network is None:
             raise

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -18,15 +15,6 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedB
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from elastic_trainer.system.errors import UserError, importing
 from elastic_trainer.system.files import atomic_path, check_unpacked
-
-# Where Keras has classes that a network is made of. Others, such as keras.utils and keras.config, read and write files,
-# or switch safe mode off; Keras before 3.12 takes them from a file, and before 3.9 takes any function of Python.
-_CLASSES = {
-    *("activations", "applications", "constraints", "dtype_policies", "initializers", "layers", "losses", "metrics"),
-    *("models", "ops", "optimizers", "quantizers", "random", "regularizers"),
-}
-_FUNCTIONS = ("activations", "constraints", "initializers", "losses", "metrics", "regularizers")  # by their name alone
-_NO_FUNCTIONS = ("get", "serialize", "deserialize")
 
 
 def save_model(model: keras.Model, path: Path) -> None:
@@ -60,19 +48,18 @@ def save_last_and_best(model: keras.Model, folder: Path, score: float, best: flo
     return is_best
 
 
-def load_model(path: Path | str, flag: str, imports: bool = True) -> keras.Model:
+def load_model(path: Path | str, flag: str) -> keras.Model:
     """The model in a .keras file, with frozen batch-norm statistics.
 
     Args:
         path: the file.
         flag: the command-line flag that named it, for the error message.
-        imports: whether Keras may import code that the file names, which may have changed since it was saved.
 
     Raises:
         UserError: the file is missing, damaged, has custom layers, or weights that are not finite.
     """
     try:
-        model = _load(path, imports)
+        model = _load(path)
     except UserError:
         raise
     except Exception as error:  # Keras raises many types, for a damaged file and for unknown layers
@@ -96,50 +83,22 @@ def _reason(error: Exception) -> str:
     """Why Keras can neither load nor save a model, in one line."""
     if "safe_mode" in str(error):  # what Keras advises is an argument that no flag sets
         return "it has a Lambda layer, whose code is not run from a file"
-    return " ".join(str(error).strip().partition("\n\n")[0].split()).rstrip(".") or type(error).__name__
+    text = str(error).rpartition("Exception encountered: ")[2]
+    if missing := re.match(r"Could not locate \w+ '([^']+)'", text):
+        return f"it has custom layers or functions, such as {missing[1]}, whose code is not in the file"
+    return " ".join(text.strip().partition("\n\n")[0].split()).rstrip(".") or type(error).__name__
 
 
-def _load(path: Path | str, imports: bool = True) -> keras.Model:
+def _load(path: Path | str) -> keras.Model:
+    """The model in a file. Keras runs no code that the file brings, and imports no module that it names."""
     with zipfile.ZipFile(path) as file:
         check_unpacked(file)
-        config = json.loads(file.read("config.json"))
-    named = [*_named(config)]
-    if any(module.partition(".")[0] == "vit_keras" for module, *_ in named):
+        needs_vit = b'"vit_keras' in file.read("config.json")
+    if needs_vit:
         with importing(str(path)):
-            import vit_keras.layers  # noqa: F401 Keras does not import the modules that a file names
-    custom = [each for each in named if not _is_of_keras(*each[:2])]
-    for module, name, registered in custom:
-        if keras.saving.get_registered_object(registered) is None or not (imports or module == "vit_keras.layers"):
-            raise ValueError(
-                f"it has custom layers or functions, such as {module}.{name}, whose code is not in the file"
-            )
+            import vit_keras.layers  # noqa: F401 registers its layers
     frozen = {FrozenBatchNormalization.__name__: FrozenBatchNormalization}  # that of Keras' layer
     return freeze_batch_norm(keras.models.load_model(path, custom_objects=frozen, compile=False, safe_mode=True))
-
-
-def _named(config: Any) -> Iterator[tuple[str, str, str]]:
-    """Module, name and registered name of all classes and functions that the config of a saved model names."""
-    todo = [config]
-    while todo:
-        value = todo.pop()
-        todo += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
-        if isinstance(value, dict) and value.get("module") is not None:
-            kind = value.get("class_name", value.get("spec_name"))
-            name = str(value.get("config") if kind == "function" else kind)
-            yield str(value["module"]), name, str(value.get("registered_name") or name)
-
-
-def _is_of_keras(module: str, name: str) -> bool:
-    """Whether this is a class or function of Keras that networks are made of; its functions may have no module."""
-    if module == "builtins":
-        return name not in _NO_FUNCTIONS and any(hasattr(getattr(keras, part), name) for part in _FUNCTIONS)
-    part = module.removeprefix("keras.").removeprefix("src.").partition(".")[0]
-    try:
-        found = attrgetter(f"{module}.{name}".removeprefix("keras."))(keras)
-    except AttributeError:
-        return False
-    is_part = module == "keras" or (module.startswith("keras.") and part in _CLASSES)
-    return is_part and (isinstance(found, type) or (part in {*_FUNCTIONS, "ops"} and name not in _NO_FUNCTIONS))
 
 
 def check_saving(model: keras.Model, flag: str, changes_shape: bool) -> None:

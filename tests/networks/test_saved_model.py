@@ -209,13 +209,3 @@ def test_only_a_better_score_replaces_the_best_model(small_model, tmp_path):
         last = (tmp_path / "last.keras").read_bytes()
         kept.append((best, last == (tmp_path / "best.keras").read_bytes()))
     assert kept == [(0.5, True), (0.5, False), (0.5, False), (0.5, False), (0.7, True)]
-
-
-def test_code_of_the_user_is_not_imported_where_it_may_have_changed(tmp_path):
-    save_model(zoo.custom_layer((12, 12, 3), 3), tmp_path / "custom.keras")
-    save_model(zoo.branches((12, 12, 3), 3), tmp_path / "plain.keras")
-    with keras.saving.custom_object_scope({"Gated": zoo.Gated}):  # as if older versions of Keras found its module
-        load_model(tmp_path / "custom.keras", "--evaluate")
-        with pytest.raises(UserError, match=r"--evaluate .*custom.keras: Keras cannot load it: it has custom layers"):
-            load_model(tmp_path / "custom.keras", "--evaluate", imports=False)
-    load_model(tmp_path / "plain.keras", "--evaluate", imports=False)
