@@ -22,10 +22,11 @@ from pathlib import Path
 import paper_figures
 import plotting  # first: it sets the import path
 from paper_figures import EGO, FIGURES
-from runner import Run, carry_out, count_classes, make_run, network_and_table
+from runner import Run, carry_out, make_run, network_and_table
 
 import utils
 from elastic_trainer.cli.commands import NAMES as NAMES_OF_FLAGS
+from elastic_trainer.datasets.named import class_names, find
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.settings import MAIN_FLAGS, Settings
 from elastic_trainer.settings.flags import OneLineParser, count, existing_file, one_of, stem_to_write
@@ -51,7 +52,7 @@ def make_runs(args: argparse.Namespace) -> list[Run]:
 
 def _classes(settings: Settings) -> int:
     """Number of classes; the paper's data sets need not be there."""
-    return paper_figures.CLASSES.get(settings.dataset_name) or count_classes(settings)
+    return paper_figures.CLASSES.get(settings.dataset_name) or len(class_names(settings))
 
 
 @cache
@@ -59,8 +60,6 @@ def image_counts(settings: Settings) -> tuple[int, int]:
     """Number of training and of test images; the paper's data sets need not be there."""
     if settings.dataset_name in paper_figures.IMAGES:
         return paper_figures.IMAGES[settings.dataset_name]
-    from elastic_trainer.datasets.named import find
-
     source = find(settings)
     return source.train.count, source.test.count
 

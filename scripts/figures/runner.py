@@ -1,20 +1,17 @@
 """Carries out runs of main.py: from a description by flags to a finished folder. No run is made twice.
 
-run_figure.py and run_study.py describe runs. A finished run of the same flags is kept, an interrupted one continues. A
+run_figure.py describes runs. A finished run of the same flags is kept, an interrupted one continues. A
 timing table that is missing is made first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.timing.table import TimingTable
-
-ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True)
@@ -97,17 +92,10 @@ class Run:
         return True
 
 
-def count_classes(settings: Settings) -> int:
-    """Number of classes. Raises `UserError` if the data set is not there."""
-    from elastic_trainer.datasets.named import class_names
-
-    return len(class_names(settings))
-
-
 def make_run(
     flags: Mapping[str, Any],
-    more: Sequence[str] = (),
-    classes: Callable[[Settings], int] = count_classes,
+    more: Sequence[str],
+    classes: Callable[[Settings], int],
     **others: Any,
 ) -> Run:
     """A run by flags of main.py, value by name, and `more` words of its command line; `others`: attributes of `Run`."""
@@ -142,61 +130,28 @@ def network_and_table(settings: Settings) -> tuple[keras.Model, TimingTable]:
     return model, load_table(folder, wanted, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 
-def make_table(run: Run, core: int | None) -> None:
-    """Profile the network of a run unless its table is there. Raises as `carry_out`."""
-    if not run.has_table:
-        with _commands() as call:
-            call(run.profile_words, core, run.table)
-
-
-def carry_out(
-    runs: Sequence[Run], cores: Sequence[int | None] = (None,), after_each: Callable[[], None] = lambda: None
-) -> None:
-    """Profile and train what is missing.
-
-    Args:
-        runs: in their order.
-        cores: one run at a time on each, with its output in `<its folder>.log`, so that no run disturbs another more
-            than any other does. None stands for all cores; then the output is shown, and a failure ends everything.
-        after_each: is called after each run.
+def carry_out(runs: Sequence[Run]) -> None:
+    """Profile and train what is missing, one run after the other.
 
     Raises:
         UserError: a command failed; the finished runs stay.
-        Stopped: by a signal, which the running commands got, too: they save a checkpoint.
+        Stopped: by a signal, which the running command got, too: it saves a checkpoint.
     """
     missing = [run for run in runs if not run.is_complete]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are complete", flush=True)
-    for run in missing:
-        if run.is_elastic:
-            make_table(run, cores[0])
-    waiting, failures, lock = iter(enumerate(missing, 1)), list[UserError](), threading.Lock()
-    with _commands() as call, ThreadPoolExecutor(len(cores)) as pool:
-
-        def work(core: int | None) -> None:
-            for number, run in waiting:
-                print(f"run {number} of {len(missing)}: {run.folder.name}", flush=True)
-                try:
-                    if not run.profile_only:
-                        call(run.words, core, run.folder)
-                except UserError as error:
-                    failures.append(error)
-                    if core is None:
-                        return
-                with lock:
-                    after_each()
-
-        for done in [pool.submit(work, core) for core in cores]:
-            done.result()
-    if failures:
-        raise UserError(f"{failures[0]}" + (f"; {len(failures) - 1} more failed" if len(failures) > 1 else ""))
+    with _commands() as call:
+        for run in missing:
+            if run.is_elastic and not run.has_table:
+                call(run.profile_words)
+        for number, run in enumerate(missing, 1):
+            print(f"run {number} of {len(missing)}: {run.folder.name}", flush=True)
+            if not run.profile_only:
+                call(run.words)
 
 
 @contextlib.contextmanager
-def _commands() -> Iterator[Callable[[Sequence[str], int | None, Path], None]]:
-    """A function that runs a script; meanwhile a signal goes to all that run.
-
-    It takes words, of which the first is the script, and the core (see `carry_out`), whose output goes to `log`.log.
-    """
+def _commands() -> Iterator[Callable[[Sequence[str]], None]]:
+    """A function that runs a script by words, of which the first is the script; meanwhile a signal goes to it."""
     running, stopped_by = list[subprocess.Popen[bytes]](), list[int]()
 
     def stop(number: int, frame: object) -> None:
@@ -209,23 +164,15 @@ def _commands() -> Iterator[Callable[[Sequence[str], int | None, Path], None]]:
         if stopped_by:
             raise Stopped(stopped_by[-1], "stopped; start it again to continue")
 
-    def call(words: Sequence[str], core: int | None, log: Path) -> None:
+    def call(words: Sequence[str]) -> None:
         check()
-        command, where, settings = [sys.executable, str(ROOT / words[0]), *words[1:]], "", dict[str, Any]()
-        with contextlib.ExitStack() as stack:
-            if core is not None:
-                path = log.with_name(f"{log.name}.log")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = stack.enter_context(path.open("a"))
-                command, where = ["taskset", "-c", str(core), *command], f", see {path}"
-                settings = {"stdout": file, "stderr": file, "env": {**os.environ, **ONE_THREAD}}
-            process = stack.enter_context(subprocess.Popen(command, **settings))
-            running.append(process)
+        with subprocess.Popen([sys.executable, str(ROOT / words[0]), *words[1:]]) as process:
+            running[:] = [process]
             status = process.wait()
-            running.remove(process)
+        running.clear()
         check()
         if status:
-            raise UserError(f"{shlex.join(words)}: ended with status {status}{where}; start it again to continue")
+            raise UserError(f"{shlex.join(words)}: ended with status {status}; start it again to continue")
 
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

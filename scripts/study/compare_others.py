@@ -15,8 +15,8 @@ import os
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
+from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,13 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "figures"))
 import numpy as np
 from others import METHODS, keras_network
 from plotting import ROOT
-from results_page import COMPARED_SECONDS, read_rows
-from run_study import photos_parser
-from runner import ONE_THREAD
 from study_data import INPUT_SIZES, split_folder
 
 import utils
-from elastic_trainer.runs.reader import read_summary
+from elastic_trainer.runs.reader import read_rows, read_summary
+from elastic_trainer.settings.flags import OneLineParser, count, existing_file, folder, one_of
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_csv
 from elastic_trainer.system.machine import environment, load_tensorflow
@@ -43,6 +41,16 @@ OURS = "main.py --deadline"
 WITH_TIME = (OURS, "keras_guide")  # a run for each time; else for the longest
 ALPHA = 0.35
 COLUMNS = ("method", "data", "seconds", "seed", "curve", "commit")
+COMPARED_SECONDS, LATE_SECONDS = (30, 60, 120, 300), 2.0  # the others' last steps may end a little later
+METHODS_IN_WORDS = {
+    "main.py --deadline": "**`main.py --deadline`**",
+    "pytorch_full": "PyTorch's tutorial, all layers",
+    "pytorch_head": "the same, the head",
+    "keras_guide": "Keras' guide",
+    "logistic_regression": "scikit-learn on features, logistic regression",
+    "lda": "the same, linear discriminant analysis",
+}
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class Compared(NamedTuple):
@@ -119,10 +127,50 @@ def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
     return " ".join(f"{seconds:.1f}:{accuracy:.4f}" for seconds, accuracy in json.loads(done.stdout.splitlines()[-1]))
 
 
+def others_table(results: Path) -> str:
+    """Markdown: a row for each method, a column for each data set: accuracies after each of `COMPARED_SECONDS`."""
+    files = {one.stem.removeprefix("others_"): one for one in sorted(results.glob("others_*.csv"))}
+    cells: dict[str, list[str]] = {}
+    for path in files.values():
+        runs: dict[str, list[dict[str, str]]] = {}
+        for row in read_rows(path):
+            runs.setdefault(row["method"], []).append(row)
+        for method, rows in runs.items():
+            shown = " · ".join(_accuracy_after(rows, seconds) for seconds in COMPARED_SECONDS)
+            cells.setdefault(METHODS_IN_WORDS[method], []).append(shown)
+    heads = ["after 30 s · 1 · 2 · 5 minutes", *(f"{name.replace('_', ' ')} (%)" for name in files)]
+    lines = [heads, ["---"] * len(heads), *([method, *values] for method, values in cells.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _accuracy_after(rows: Sequence[Mapping[str, str]], seconds: int) -> str:
+    """Mean over seeds of the best accuracy so far in percent, by the longest runs or by those of this length."""
+    lengths, found = {int(row["seconds"]) for row in rows}, dict[str, list[float]]()
+    wanted = seconds if seconds in lengths else max(lengths)
+    for row in (row for row in rows if int(row["seconds"]) == wanted):
+        for point in row["curve"].split():
+            at, accuracy = map(float, point.split(":"))
+            if at <= seconds + LATE_SECONDS:
+                found.setdefault(row["seed"], []).append(100 * accuracy)
+    return f"{np.mean([max(values) for values in found.values()]):.1f}" if found else "–"
+
+
+def parse() -> Namespace:
+    """The command line."""
+    parser = OneLineParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data", type=one_of([*INPUT_SIZES]), default="grocery", metavar="NAME", help=", ".join(INPUT_SIZES))
+    add("--data_root", type=folder, required=True, metavar="DIR", help="holds the data sets' folders")
+    add("--weights_file", type=existing_file, required=True, metavar="FILE", help="MobileNetV2 0.35, no top")
+    add("--seeds", type=count, default=1, metavar="N", help="default: %(default)s")
+    add("--logdir", type=Path, default=Path("logs/study"), metavar="DIR", help="default: %(default)s")
+    add("--results", type=Path, default=ROOT / "docs/results", metavar="DIR", help="default: docs/results")
+    add("--only", default="*", metavar="PATTERN", help="runs whose name fits, as '*_30s_*'")
+    return parser.parse_args()
+
+
 def main() -> None:
-    args = photos_parser(__doc__).parse_args()
-    if args.data_root is None or args.weights_file is None:
-        raise UserError("--data_root, --weights_file: are needed")
+    args = parse()
     path = args.results / f"others_{args.data}.csv"
     columns = COLUMNS[:-2]
     rows: dict[tuple[str, ...], dict[str, Any]] = (
@@ -130,6 +178,7 @@ def main() -> None:
     )
     missing = [run for run in runs_of(args.data, args.seeds) if run.key not in rows and fnmatch(run.name, args.only)]
     if not missing:
+        print(others_table(args.results))
         return
     arrays = args.logdir / f"torch_{args.data}.npz"
     arrays.parent.mkdir(parents=True, exist_ok=True)
@@ -153,6 +202,7 @@ def main() -> None:
     with ThreadPoolExecutor(cores.qsize()) as pool:
         for _ in pool.map(one, missing):
             pass
+    print(others_table(args.results))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,18 @@ def slow(*words, script=(SCRIPT,)):
     return done.returncode, done.stdout, done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("script", [(SCRIPT,), (sys.executable, "-c", WITHOUT_GROUP)], ids=["as it is", "stopping"])
-def test_what_a_command_starts_gets_its_share_and_its_exit_status_is_kept(script):
-    words = ("--load", "1,2", "0.1", "bash", "-c", f"{sys.executable} -c '{SPIN}'; exit 3")
-    code, out, lines = slow(*words, script=script)
+def test_what_a_command_starts_gets_its_share_and_its_exit_status_is_kept():
+    code, out, lines = slow("--load", "1,2", "0.1", "bash", "-c", f"{sys.executable} -c '{SPIN}'; exit 3")
+    if "no control group" in lines[-1]:
+        pytest.skip("the kernel lets us make no control group")
     assert code == 3 and float(out) < 1, "of 3 seconds"
-    way = "" if script == (SCRIPT,) else "stopping"
-    assert lines[0].startswith(f"slow_machine: 10% of the processor by {way}")
+    assert lines[0].startswith("slow_machine: 10% of the processor by /")
     assert lines[-1].startswith("slow_machine: ended after ")
+
+
+def test_without_a_control_group_nothing_is_run():
+    code, out, [*_, line] = slow("0.5", "echo", "ran", script=(sys.executable, "-c", WITHOUT_GROUP))
+    assert code == 2 and not out and "SHARE: no control group can be made here" in line
 
 
 def test_bad_input_is_one_line():
