@@ -1,6 +1,5 @@
 """The properties of `properties.py`, each on a few inputs; `scripts/benchmarks/fuzz.py` tries many."""
 
-import properties_of_boards  # noqa: F401  # enters its properties
 import properties_of_command_lines  # noqa: F401  # enters its properties
 import properties_of_files  # noqa: F401  # enters its properties
 import properties_of_training  # noqa: F401  # enters its properties

@@ -198,7 +198,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
     settings, free = read_settings(folder), dict[str, Any]()
-    find_scheme(settings.train_type)
+    find_scheme(settings.train_type)  # or an error: it may be of another program
     for name, value in given.items():
         was = getattr(settings, name)
         if MAIN_FLAGS[name].is_free:

@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-import properties_of_boards  # noqa: F401  # enters its properties
 import properties_of_command_lines  # noqa: F401  # enters its properties
 import properties_of_files  # noqa: F401  # enters its properties
 import properties_of_training  # noqa: F401  # enters its properties
