@@ -41,7 +41,7 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
     source = source or find(settings)
     if outputs is not None and outputs < len(source.class_names):
         raise UserError(
-            f"--num_classes {outputs}: {name} has {len(source.class_names)} classes; give at least that or leave it out"
+            f"--dataset_name {name}: has {len(source.class_names)} classes, but the network has {outputs} outputs"
         )
     parts = source.parts()
     images = dict(

@@ -10,17 +10,19 @@ import math
 import shlex
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import utils
+from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, read_summary
+from elastic_trainer.runs.reader import is_finished, is_run, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.runs.trainer import Trainer
+    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
@@ -51,10 +54,19 @@ def main() -> None:
     train_run(settings, start)
 
 
-def train_run(settings: Settings, start: float | None = None) -> None:
+def train_run(
+    settings: Settings,
+    start: float | None = None,
+    rhos: Sequence[float] = (),
+    retimed: Callable[[TimingTable, int], TimingTable] | None = None,
+) -> None:
     """Train one run, new or resumed, and write the other results that the settings ask for.
 
-    A deadline counts from `start`, when the program started, by `time.perf_counter`; default: now.
+    Args:
+        settings: of the run.
+        start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
+        rhos: further ones, of an export for a board.
+        retimed: see `cli.resolve.resolve`.
     """
     import data
     import models
@@ -64,6 +76,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     from elastic_trainer.datasets.named import check_available, class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.runs.config import check_classes
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
 
@@ -77,10 +90,10 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     check_run_folder(settings.logdir, settings.run_name, settings.resume)
     check_available(settings)
     names = class_names(settings)
-    settings = replace(settings, num_classes=settings.num_classes or len(names))
-    exporter = EXPORTERS[settings.export] if settings.export else None
-    is_for_board = exporter is not None and exporter.is_for_board
-    if is_for_board and not settings.plan:
+    if settings.resume and is_run(settings.folder):
+        check_classes(settings.folder, names)
+    settings = replace(settings, num_classes=len(names))
+    if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
 
         check_folder(board_folder(settings))
@@ -96,7 +109,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         reached["images"] = time.perf_counter() - start
         return images
 
-    prepared = resolve(settings, model, load, start)
+    prepared = resolve(settings, model, load, start, retimed)
     settings, dataset = prepared.settings, prepared.data
     if settings.plan:
         print(*text_table(preset_table({"this run": settings, **PRESETS})), sep="\n")
@@ -106,8 +119,8 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         if not prepared.plan:
             print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
-    if exporter and is_for_board:
-        print(exporter.export(settings, model, dataset, prepared.table))
+    if is_for_board(settings):
+        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
         return
     with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
@@ -164,8 +177,8 @@ def evaluate(evaluation: Evaluation) -> None:
     print(f"{evaluation.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
     print(report(evaluation, model, dataset))
     name = evaluation.settings.export
-    if name is not None and EXPORTERS[name].is_for_board:
-        print(EXPORTERS[name].export(evaluation, model, dataset))
+    if is_for_board(evaluation.settings):
+        print(EXPORTERS[str(name)].export(evaluation, model, dataset))
     elif name is not None:
         print(EXPORTERS[name].export(model, dataset, evaluation.folder, str(evaluation.model)))
 

@@ -70,11 +70,6 @@ def _status(error: Exception) -> int:
     return 1 if is_full else 2
 
 
-def warn(message: str) -> None:
-    """Print a warning of one line on stderr."""
-    print(f"{Path(sys.argv[0]).name}: warning: {message}", file=sys.stderr)
-
-
 def _report(error: Exception) -> bool:
     """Print an error that the user can fix as one line on stderr.
 

@@ -4,7 +4,6 @@ import io
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
 
 import data
 from elastic_trainer.settings import Settings
@@ -20,22 +19,6 @@ def write_red_and_blue(folder):
                 pixels = np.tile(np.array(colour, np.uint8), (20 + i, 30, 1))
                 encoded = tf.io.encode_png(pixels) if i % 2 else tf.io.encode_jpeg(pixels)
                 tf.io.write_file(str(where / f"{i}.{'png' if i % 2 else 'jpg'}"), encoded)
-    return folder
-
-
-def write_photos(folder):
-    """Write an image folder of the classes blue, green, red: 4, 3, 2 images to train (one broken), 2, 1, 0 to test."""
-    for split, counts in (("train", (4, 3, 2)), ("test", (2, 1, 0))):
-        for k, (name, count) in enumerate(zip(("blue", "green", "red"), counts, strict=True)):
-            (folder / split / name).mkdir(parents=True)
-            for i in range(count):
-                colour = [0, 0, 0]
-                colour[2 - k] = 255 - i
-                Image.new("RGB", (20, 10), tuple(colour)).save(folder / split / name / f"{i}.png")
-    broken = folder / "train" / "red" / "1.png"
-    noise = np.random.default_rng(0).integers(0, 256, (30, 30, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(broken)
-    broken.write_bytes(broken.read_bytes()[:2000])
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from elastic_trainer.datasets.named import DATASETS
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import WIDTHS, is_custom_model
-from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.errors import UserError, not_one_of
 
 _SCHEME = "cannot be combined with --train_type {train_type}"
 _BOARD = "cannot be combined with --export {export}"
@@ -30,15 +30,24 @@ def _has_own_weights(run: Settings) -> bool:
     return is_own and (run.weights == "imagenet" or run.model_name.endswith(".keras"))
 
 
-def _data_sets(flag: str) -> str:
-    names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
-    return f"works only with --dataset_name {names}, not {{dataset_name}}"
+def check_data_flags(given: Mapping[str, Any], settings: Settings) -> None:
+    """Raise `UserError` for a flag that is given and that the data set does not take."""
+    for flag in ("data_dir", "test_fraction"):
+        if given.get(flag) and flag not in DATASETS[settings.dataset_name].flags:
+            names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
+            raise UserError(f"--{flag}: works only with --dataset_name {names}, not {settings.dataset_name}")
+
+
+def check_names(settings: Settings, names: Mapping[str, Collection[str]]) -> None:
+    """Raise `UserError` for a name in a record that this program does not know: another one may have added it."""
+    for flag, known in names.items():
+        value = getattr(settings, flag)
+        if value is not None and value not in known:
+            raise UserError(f"--{flag}: {not_one_of(value, [*known])}")
 
 
 # Flags with a condition that excludes them, and the rest of the message.
 EXCLUDED: tuple[tuple[str, Callable[[Settings], object], str], ...] = (
-    ("data_dir", lambda run: "data_dir" not in DATASETS[run.dataset_name].flags, _data_sets("data_dir")),
-    ("test_fraction", lambda run: "test_fraction" not in DATASETS[run.dataset_name].flags, _data_sets("test_fraction")),
     ("weights", _has_own_weights, "{weights} is not for {model_name}, which has its own; leave it out"),
     ("alpha", lambda run: run.model_name not in WIDTHS, "{model_name} has one width only; leave it out"),
     ("deadline", lambda run: not is_elastic(run), f"{_SCHEME}, which has no time budget"),
@@ -61,7 +70,7 @@ EXCLUDED: tuple[tuple[str, Callable[[Settings], object], str], ...] = (
     (
         "augment",
         lambda run: is_for_board(run) and run.augment == "flip_rotate",
-        "flip_rotate: cannot be combined with --export {export}; boards have none, flip",
+        f"{_BOARD}; boards have none, flip",
     ),
 )
 _LAST_LAYERS = "last_layers_training"
@@ -85,6 +94,7 @@ USED: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
 
 def check(given: Mapping[str, Any], settings: Settings) -> None:
     """Raise `UserError` for the first flag that is given and that others exclude."""
+    check_data_flags(given, settings)
     for flag, is_excluded, why in EXCLUDED:
         if given.get(flag) and is_excluded(settings):
             raise UserError(f"--{flag}: {why.format(**vars(settings))}")
@@ -93,13 +103,11 @@ def check(given: Mapping[str, Any], settings: Settings) -> None:
 def without_effect(given: Mapping[str, Any], settings: Settings) -> list[str]:
     """A line for each kind of runs for which alone some of the `given` flags have an effect, which this one is not."""
     found, seen = list[str](), set[str]()
-    kinds = [*USED, (("logdir", "run_name"), lambda _: not isinstance(given.get("resume"), Path), _NAMED_HERE)]
+    is_here = not isinstance(given.get("resume"), Path)
+    kinds = [*USED, (("logdir", "run_name"), lambda _: is_here, "runs that --resume DIR does not name")]
     for flags, has_effect, runs in kinds:
         unused = [flag for flag in flags if flag in given and flag not in seen]
         if unused and not has_effect(settings):
             seen |= {*unused}
             found.append(f"{', '.join(f'--{flag}' for flag in unused)}: no effect here, only for {runs}")
     return found
-
-
-_NAMED_HERE = "runs that --resume DIR does not name"

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.cli.checks import check, is_elastic, is_for_board, without_effect
+from elastic_trainer.cli.checks import check, check_names, is_elastic, is_for_board, without_effect
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets.named import DATASETS
 from elastic_trainer.runs.reader import METRICS, SUMMARY, is_run, read_config, read_settings
-from elastic_trainer.selection.named import SCHEMES, find_scheme
+from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import (
     ALL_FLAGS,
     BEST_MODEL,
@@ -54,7 +54,9 @@ def main_parser() -> OneLineParser:
     parser = OneLineParser({"profiler.py": PROFILER_FLAGS}, prog="main.py", description=description, epilog=EPILOG)
     parser.add(MAIN_FLAGS, NAMES)
     text = "of the paper's scripts: a line says where the text is, which is always written"
-    parser.add_argument("--save_txt", type=parse_bool, nargs="?", const=True, default=False, help=text)
+    parser.add_argument(
+        "--save_txt", type=parse_bool, nargs="?", const=True, default=False, metavar="True|False", help=text
+    )
     return parser
 
 
@@ -71,25 +73,35 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 
     Raises `UserError` for wrong flags.
     """
-    words = sys.argv[1:] if words is None else words
-    given = main_parser().given(words)
+    given = main_parser().given(sys.argv[1:] if words is None else words)
     if given.pop("save_txt"):
         print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
     if "evaluate" in given:
-        return parse_evaluation(words)
-    settings = parse_training(words)
+        return _evaluation(given)
+    settings = _training(given)
     for line in without_effect(given, settings):
-        print(f"main.py: warning: {line}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: warning: {line}", file=sys.stderr)
     return settings
 
 
 def parse_training(words: Sequence[str]) -> Settings:
     """A command line of main.py that trains: a new run, or one to resume. Raises `UserError` for wrong flags."""
     given = main_parser().given(words)
-    given.pop("save_txt")
+    del given["save_txt"]
+    return _training(given)
+
+
+def parse_evaluation(words: Sequence[str]) -> Evaluation:
+    """A command line of main.py with `--evaluate`. Raises `UserError` for flags that cannot be combined with it."""
+    given = main_parser().given(words)
+    del given["save_txt"]
+    return _evaluation(given)
+
+
+def _training(given: Mapping[str, Any]) -> Settings:
     if isinstance(given.get("resume"), Path):
         return _resumed(given["resume"], given)
-    settings = complete(given)
+    settings = _with_run_name(given, complete(given))
     return _resumed(settings.folder, given) if settings.resume and is_run(settings.folder) else settings
 
 
@@ -115,7 +127,7 @@ def to_profile(given: Mapping[str, Any]) -> Settings:
 
 
 def complete(given: Mapping[str, Any]) -> Settings:
-    """The settings of a new run, by the flags that are given; those are None which `resolve` chooses.
+    """The settings of a new run but its name, by the flags that are given; those are None which `resolve` chooses.
 
     Raises `UserError` for flags that do not suit each other.
     """
@@ -137,14 +149,14 @@ def complete(given: Mapping[str, Any]) -> Settings:
         is_random = settings.weights == "none" and not name.endswith(".keras")
         by_importance = is_random or settings.optimizer != "sgd"  # the lower layers of a random network must train
         settings = replace(settings, train_type="elastic_training" + ("" if by_importance else "_upper_part"))
-    if preset.preset == "photos" and (settings.optimizer != "sgd" or settings.train_type == "prunetrain"):
+    if preset.gradient_clipping > 0 and (settings.optimizer != "sgd" or settings.train_type == "prunetrain"):
         paper = PRESETS["paper"]
         settings = replace(settings, **{name: getattr(paper, name) for name in TRAINING if name not in given})
     if settings.deadline is not None or not SCHEMES[settings.train_type].is_elastic:
         unused: dict[str, Any] = {"rho": given.get("rho")}
         settings = replace(settings, **unused)
     check(given, settings)
-    return _with_run_name(given, _chosen(given, settings))
+    return _chosen(given, settings)
 
 
 def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
@@ -198,7 +210,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
     if not is_run(folder):
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
     settings, free = read_settings(folder), dict[str, Any]()
-    find_scheme(settings.train_type)  # or an error: it may be of another program
+    check_names(settings, NAMES)
     for name, value in given.items():
         was = getattr(settings, name)
         if MAIN_FLAGS[name].is_free:
@@ -223,19 +235,17 @@ def _has_replaced(name: str, settings: Settings) -> bool:
     return name == "rho" and not is_elastic(settings)
 
 
-def parse_evaluation(words: Sequence[str]) -> Evaluation:
-    """A command line of main.py with `--evaluate`: flags that are not given come from the run of the model.
-
-    Raises `UserError` for flags that cannot be combined with it.
-    """
-    given = main_parser().given(words)
-    given.pop("save_txt")
+def _evaluation(given: Mapping[str, Any]) -> Evaluation:
+    """Flags that are not given come from the run of the model."""
     unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
         raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")
     model = _model_file(given["evaluate"])
     run = read_settings(model.parent) if is_run(model.parent) else None
-    values = dict[str, Any]() if run is None else {name: getattr(run, name) for name in _FROM_RUN}
+    values = dict[str, Any]()
+    if run is not None:
+        check_names(run, {"dataset_name": DATASETS})
+        values = {name: getattr(run, name) for name in _FROM_RUN}
     preset = PRESETS[DATASETS[{**values, **given}.get("dataset_name", Settings.dataset_name)].preset]
     if run is not None and given.get("dataset_name", run.dataset_name) != run.dataset_name:
         values["data_dir"] = None  # it belongs to the run's data set

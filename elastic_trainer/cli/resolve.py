@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import HEAD_ALONE, profiler_command
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets import images
@@ -25,8 +26,8 @@ from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.engine.memory import MEASURED_SHARE, MemoryBudget, Needed
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import all_mask, head_mask, tensor_names
-from elastic_trainer.runs.config import changed_images
-from elastic_trainer.runs.reader import is_run, read_config
+from elastic_trainer.runs.config import check_images
+from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import RhoBudget, TimeBudget, first_misses, smallest_rho
 from elastic_trainer.selection.deadline import DEADLINE_RHO, DeadlineBudget, DeadlineTooShortError, RunTime
 from elastic_trainer.selection.elastic import make_budget
@@ -43,6 +44,7 @@ from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import (
     StaleTableError,
+    has_table,
     load_table,
     other_tables,
     save_table,
@@ -106,18 +108,18 @@ def resolve(
     settings = replace(settings, **{name: starts[name] for name in chooses})
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
     settings = _choose_sizes(settings, steps, may_split=retimed is None)
-    if retimed is None or not _has_table(part_of(settings)):  # its times come without its memory
+    if retimed is None or not has_table(part_of(settings)):  # its times come without its memory
         _check_memory(settings, steps, is_here=retimed is None)
-    images_mb, table, export_seconds = _images_mb(settings, steps), None, 0.0
+    table, export_seconds = None, 0.0
     if is_elastic:
         left = (settings.deadline or math.inf) - (time.perf_counter() - start)
         settings, table = _find_table(settings, steps, left, is_resumed, chooses)
     if table is not None:
         export_seconds = _export_seconds(settings, model)
         table = table if retimed is None else retimed(table, settings.batch_size)
-    data = load(settings, images_mb)
+    data = load(settings, _images_mb(settings, steps))
     if is_resumed:
-        _check_images(settings, data)
+        check_images(settings.folder, data.record())
     if table is None:
         return Prepared(settings, data, steps.memory)
     is_planned = settings.deadline is None or "num_epochs" in chooses
@@ -134,16 +136,6 @@ def resolve(
 def part_of(settings: Settings) -> Settings:
     """With the size of a part of a batch as the batch size, as the timing table has it."""
     return replace(settings, batch_size=part_rows(settings.batch_size, settings.micro_batch))
-
-
-def _check_images(settings: Settings, data: ImageData) -> None:
-    """Raise `UserError` if the run to resume was started with other images."""
-    change = changed_images(data.record(), read_config(settings.folder)["images"])
-    if change is not None:
-        raise UserError(
-            f"--resume: the run in {settings.folder} was started with {change}; use the same, or give another "
-            "--run_name"
-        )
 
 
 # --- sizes that fit into memory ---------------------------------------------------------------------------------------
@@ -167,8 +159,7 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
     chooses_parts = settings.micro_batch is None
     settings = replace(settings, micro_batch=settings.micro_batch or 0)
     if not steps.certainly_fit(batch_size):
-        exporter = EXPORTERS[settings.export] if settings.export else None
-        is_here = may_split and SCHEMES[settings.train_type].can_split and not (exporter and exporter.is_for_board)
+        is_here = may_split and SCHEMES[settings.train_type].can_split and not is_for_board(settings)
         if chooses_parts and is_here:
             rows = memory.fitting_size(lambda size: needed(batch_size, size), batch_size)
             if rows is not None and rows < batch_size:
@@ -183,7 +174,7 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
     if not chooses_rate:
         return settings
     settings = replace(settings, learning_rate=rate_at(settings.batch_size))
-    if settings.batch_size < RATE_BATCH:
+    if settings.batch_size < RATE_BATCH and SCHEMES[settings.train_type].takes_steps:
         print(f"--learning_rate is {settings.learning_rate:g}, in proportion to the batch")
     return settings
 
@@ -194,15 +185,15 @@ def _check_memory(settings: Settings, steps: TracedSteps, is_here: bool) -> None
     An elastic run that trains here stays within what memory there is, unless a limit was given or it certainly fits.
     """
     scheme, memory, batch_size = SCHEMES[settings.train_type], steps.memory, settings.batch_size
-    has_table = _has_table(part_of(settings))
+    is_measured = has_table(part_of(settings))
     if scheme.is_elastic and is_here and not memory.has_limit and not steps.certainly_fit(batch_size):
         memory.limit_mb = memory.total_mb
         print(
             f"memory: selections stay within the {memory.limit_mb:,.0f} MB that there are (--memory sets another limit)"
         )
     is_fixed = not scheme.is_elastic and scheme.takes_steps
-    trains_less = "--train_type elastic_training_upper_part" if is_fixed and has_table else None
-    what = "measuring the timing table of" if scheme.is_elastic and not has_table else "training"
+    trains_less = "--train_type elastic_training_upper_part" if is_fixed and is_measured else None
+    what = "measuring the timing table of" if scheme.is_elastic and not is_measured else "training"
     needed, micro_batch = _needed(settings, steps, is_least=True), settings.micro_batch
     steps.check(needed, batch_size, micro_batch, what, scheme.can_split, trains_less)
 
@@ -226,23 +217,18 @@ def _needed(settings: Settings, steps: TracedSteps, is_least: bool = False) -> N
 
     def needed(batch_size: int, micro_batch: int) -> float:
         part, trained = replace(settings, batch_size=part_rows(batch_size, micro_batch)), mask
-        has_table = not is_elastic or _has_table(part)
+        is_measured = not is_elastic or has_table(part)
         if is_elastic:
             trained = head_mask(model)
-            if has_table and not is_least:
+            if is_measured and not is_least:
                 trained = trained | (np.arange(len(mask)) >= len(mask) // 2)
         training_mb = steps.needed_mb(trained, batch_size, micro_batch)
-        return training_mb if has_table else max(training_mb, steps.needed_mb(mask, part.batch_size))
+        return training_mb if is_measured else max(training_mb, steps.needed_mb(mask, part.batch_size))
 
     return needed
 
 
 # --- the timing table -------------------------------------------------------------------------------------------------
-
-
-def _has_table(part: Settings) -> bool:
-    """Whether there is a timing table of steps on a batch, or a part of one, like that of `part`."""
-    return (table_folder(part) / TABLE_RECORD).is_file()
 
 
 def _find_table(
@@ -268,7 +254,7 @@ def _find_table(
 
     others = ", ".join(other_tables(part))
     table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
-    if _has_table(part):
+    if (folder / TABLE_RECORD).is_file():
         try:
             table = load()
         except StaleTableError as error:

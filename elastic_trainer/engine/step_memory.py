@@ -1,6 +1,6 @@
 """How much memory a traced step takes, by its data flow alone: no rule looks at a layer.
 
-The step's operations are simulated in TensorFlow's order (`memory.simulation`). A result takes memory until its last
+The step's operations are simulated in TensorFlow's order (`memory_simulation`). A result takes memory until its last
 reader is done. To that is added what TensorFlow takes for each operation of a graph, for each MB of filters (oneDNN
 stores them in another order), and for each MB that trains (the optimizer's variables, first written in a step):
 

@@ -33,7 +33,7 @@ class Architecture(NamedTuple):
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`, as `names.known_network` takes it, in lower case."""
+    """The architecture called `name`, as `network_names.known_network` takes it, in lower case."""
     if name == "vit":
         return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
     if name == PACKAGED_NETWORK:

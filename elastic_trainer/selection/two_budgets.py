@@ -1,7 +1,7 @@
 """The Tensor Selector under two budgets, time and memory: the largest importance that fits both.
 
 Time is as in `selection_solver_DP`: an own part of each tensor, and the error chain down to the deepest. Memory
-(`memory.costs`) has the same two parts, and what the forward pass keeps for any of several tensors. That is a mixed
+(`timing.memory_costs`) has the same parts, and what the forward pass keeps for any of several tensors. That is a mixed
 integer program, which HiGHS solves to within `GAP` of the largest importance, whatever the units: x says which tensors
 train, y which the error chain passes, z what is kept.
 

@@ -192,7 +192,6 @@ ABOVE_0 = 1e-12  # the smallest positive value of a flag
 count = whole_number(1, 1_000_000_000)
 share = number(ABOVE_0, 1)
 rate = number(ABOVE_0, 100)
-at_least_0 = number(0, 1e6)
 
 
 def duration(text: str) -> float:

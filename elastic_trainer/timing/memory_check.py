@@ -1,6 +1,6 @@
 """Whether training fits into memory, asked before images are read and anything is trained.
 
-The step is traced and its memory predicted (`memory.step_memory`), unless there is so much memory that it surely fits.
+The step is traced and its memory predicted (`engine.step_memory`), unless there is so much memory that it surely fits.
 The paper does not cover memory.
 """
 

@@ -50,7 +50,7 @@ class Kept(NamedTuple):
 
 
 class MemoryCosts(NamedTuple):
-    """See the module's header, in MB; arrays [N] are in backward order. `split_graph_mb` as of `memory.step_memory`."""
+    """See the module's header, in MB; arrays [N] are in backward order. `split_graph_mb` as of `engine.step_memory`."""
 
     forward_mb: float
     always_mb: float

@@ -134,7 +134,7 @@ class TimingTable:
         return float(self._tensors_mb[mask[self.positions]].sum())
 
     def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
-        """MB that training `mask` takes (`memory.costs`), from features of `kept_batches` batches if it is above 0.
+        """MB that training `mask` takes (`memory_costs`), from features of `kept_batches` batches if it is above 0.
 
         Raises:
             UserError: the table does not know.

@@ -51,6 +51,15 @@ def table_folder(network: Settings, from_trace: Path | None = None) -> Path:
     return network.logdir / "profiles" / (name + board)
 
 
+def has_table(network: Settings) -> bool:
+    """Whether there is a timing table of this machine and its versions for a network; its graph is not looked at."""
+    path = table_folder(network) / TABLE_RECORD
+    try:
+        return path.is_file() and _other_setup(read_record(path)) is None
+    except UserError:
+        return True  # damaged, as `load_table` says
+
+
 def other_tables(network: Settings) -> list[str]:
     """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
     label = f"{model_label(network.model_name, network.alpha)}_"
@@ -163,10 +172,17 @@ def _check_tensors(rows: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]
 
 
 def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
-    """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is.
+    """Why a table of the same tensors is not that of a network with this `graph` here, or None if it is."""
+    if profile.get("graph_digest") != graph:
+        graph_text = (
+            "profiled with other operations: a layer of the network has changed, such as its stride or activation"
+        )
+        return _other_setup(profile) or graph_text
+    return _other_setup(profile)
 
-    What the older environment did not record is not compared.
-    """
+
+def _other_setup(profile: dict[str, Any]) -> str | None:
+    """How the machine and the versions of a table differ from those here. What it did not record is not compared."""
     if profile.get("environment") is None:  # such as one from a trace
         return "profiled on a different setup: no machine recorded"
     old, new = ({**place, **dict(place.get("packages") or {})} for place in (profile["environment"], environment()))
@@ -175,11 +191,7 @@ def _stale_because(profile: dict[str, Any], graph: str) -> str | None:
         for key in _ORIGIN
         if old.get(key) is not None and new.get(key) is not None and old[key] != new[key]
     ]
-    if differences:
-        return f"profiled on a different setup: {'; '.join(differences)}"
-    if profile.get("graph_digest") != graph:
-        return "profiled with other operations: a layer of the network has changed, such as its stride or activation"
-    return None
+    return f"profiled on a different setup: {'; '.join(differences)}" if differences else None
 
 
 def _shown(value: Any) -> str:

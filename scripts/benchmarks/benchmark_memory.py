@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Predicted against measured memory of training steps (`memory.step_memory`).
+"""Predicted against measured memory of training steps (`engine.step_memory`).
 
 Each selection trains three steps in a fresh process: measured is its largest resident memory above that before the step
 was traced, since TensorFlow keeps what it took. Predicted is by the traced step. A second prediction is by the costs of

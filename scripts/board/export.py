@@ -12,20 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import data
-import models
+import main
 import utils
-from elastic_trainer.cli.commands import parse_training
-from elastic_trainer.cli.exporters import EXPORTERS
-from elastic_trainer.datasets.named import class_names
-from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.settings import Settings
+from elastic_trainer.cli.checks import is_elastic, is_for_board
+from elastic_trainer.cli.commands import parse_main
+from elastic_trainer.settings import Evaluation, Settings
 from elastic_trainer.settings.flags import OneLineParser, existing_file, shares
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import load_tensorflow
@@ -40,35 +36,27 @@ def parse(words: Sequence[str]) -> tuple[argparse.Namespace, Settings]:
     parser.add_argument("--rho", type=shares, default=(), metavar="SHARES", help=text)
     text = "the times.json that a board measured; rho and the plan are then those of the board"
     parser.add_argument("--times", type=existing_file, metavar="FILE", help=text)
-    args, settings = parser.parse_args(words[:split]), parse_training(words[split + 1 :])
-    is_exported = settings.export is not None and EXPORTERS[settings.export].is_for_board
-    if not is_exported and not settings.plan:
+    args, settings = parser.parse_args(words[:split]), parse_main(words[split + 1 :])
+    if isinstance(settings, Evaluation) or not (settings.plan or is_for_board(settings)):
         raise UserError("--export: give train_tflite or train_graph after --, or --plan")
+    if args.rho and settings.plan:
+        raise UserError("--rho: is for an export; with --plan, give one after --")
     for name in ("rho", "times"):
-        if getattr(args, name) and not SCHEMES[settings.train_type].is_elastic:
+        if getattr(args, name) and not is_elastic(settings):
             raise UserError(f"--{name}: does not work with --train_type {settings.train_type}, which has no rho")
     if args.times and settings.memory is not None:
         raise UserError("--memory: cannot be combined with --times; what a board's memory takes is not known")
     return args, settings
 
 
-def main() -> None:
+def export() -> None:
     args, settings = parse(sys.argv[1:])
     load_tensorflow()
-    from elastic_trainer.board.export import board_folder, board_table, check_folder, export_for_board
-    from elastic_trainer.cli.resolve import resolve
+    from elastic_trainer.board.export import board_table
 
-    if not settings.plan:
-        check_folder(board_folder(settings))
-    names = class_names(settings)
-    settings = replace(settings, num_classes=len(names))
-    model = models.build(settings, names)
     retimed = partial(board_table, args.times) if args.times else None
-    prepared = resolve(settings, model, data.load, retimed=retimed)
-    print(*prepared.plan, sep="\n")
-    if not settings.plan:
-        print(export_for_board(prepared.settings, model, prepared.data, prepared.table, args.rho))
+    main.train_run(settings, rhos=args.rho, retimed=retimed)
 
 
 if __name__ == "__main__":
-    utils.run_cli(main)
+    utils.run_cli(export)

@@ -41,7 +41,6 @@ from plotting import (
 
 import utils
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings.flags import OneLineParser, stem_to_write
 from elastic_trainer.system.errors import UserError, figure_text
 
@@ -248,7 +247,7 @@ def time_to_accuracy(groups: Sequence[Group], sheet: Sheet) -> None:
     for dataset in dict.fromkeys(group.place[1] for group in groups):
         here = [group for group in groups if group.place[1] == dataset]
         found = [group for group in here if group.train_type == "elastic_training"]
-        baselines = [group for group in here if not SCHEMES[group.train_type].is_elastic]
+        baselines = [group for group in here if group.rho is None]
         if len(found) != 1 or not baselines:
             raise UserError(f"time_to_accuracy: needs elastic training of one budget and a baseline on {dataset}")
         [elastic] = found

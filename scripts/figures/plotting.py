@@ -160,7 +160,8 @@ class Group:
 def without_effect(config: dict[str, Any]) -> set[str]:
     """Settings that do not change the result of a run, unless they say which images there are, or what a step takes."""
     free = {"checkpoint_minutes", *(name for name, flag in MAIN_FLAGS.items() if flag.is_free)} - {"micro_batch"}
-    return free - ({"data_dir"} if DATASETS[config["dataset_name"]].is_folder else set())
+    dataset = DATASETS.get(config["dataset_name"])
+    return free - ({"data_dir"} if dataset is None or dataset.is_folder else set())
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:

@@ -55,12 +55,16 @@ def _classes(settings: Settings) -> int:
     return paper_figures.CLASSES.get(settings.dataset_name) or len(class_names(settings))
 
 
-@cache
 def image_counts(settings: Settings) -> tuple[int, int]:
     """Number of training and of test images; the paper's data sets need not be there."""
     if settings.dataset_name in paper_figures.IMAGES:
         return paper_figures.IMAGES[settings.dataset_name]
-    source = find(settings)
+    return _counted(settings.dataset_name, settings.data_dir, settings.test_fraction)
+
+
+@cache
+def _counted(dataset_name: str, data_dir: Path | None, test_fraction: float | None) -> tuple[int, int]:
+    source = find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction))
     return source.train.count, source.test.count
 
 

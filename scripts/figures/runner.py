@@ -20,7 +20,7 @@ from plotting import ROOT, without_effect
 from resolutions import PREFIX, SCRIPT
 
 from elastic_trainer.cli.commands import parse_training, profiler_command, profiler_flags
-from elastic_trainer.runs.reader import is_finished, read_settings
+from elastic_trainer.runs.reader import is_finished, is_run, read_settings
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import as_words
@@ -67,7 +67,9 @@ class Run:
 
     @property
     def has_table(self) -> bool:
-        return (self.table / "profile.json").is_file()
+        from elastic_trainer.timing.table_file import has_table
+
+        return has_table(self.settings)
 
     @property
     def profile_words(self) -> list[str]:
@@ -80,16 +82,15 @@ class Run:
         """Whether nothing is left to do. Raises `UserError` if its folder holds a run of other settings."""
         if self.profile_only:
             return self.has_table
-        if not is_finished(self.folder):
-            return False
-        was, now = read_settings(self.folder).to_record(), self.settings.to_record()
-        for name in {*now} - without_effect(now):
-            if now[name] not in (None, was[name]):  # None: the run chose it
-                raise UserError(
-                    f"{self.folder}: holds a run made with --{name} {was[name]}, not {now[name]}; give another "
-                    "--logdir, or delete it"
-                )
-        return True
+        if is_run(self.folder):
+            was, now = read_settings(self.folder).to_record(), self.settings.to_record()
+            for name in {*now} - without_effect(now):
+                if now[name] not in (None, was[name]):  # None: the run chose it
+                    raise UserError(
+                        f"{self.folder}: holds a run made with --{name} {was[name]}, not {now[name]}; give another "
+                        "--logdir, or delete it"
+                    )
+        return is_finished(self.folder)
 
 
 def make_run(
@@ -101,7 +102,9 @@ def make_run(
     """A run by flags of main.py, value by name, and `more` words of its command line; `others`: attributes of `Run`."""
     words = [*as_words(flags), *more]
     settings = parse_training(words)
-    settings = replace(settings, num_classes=settings.num_classes or classes(settings))
+    if settings.batch_size is None:
+        raise UserError("--batch_size: give it; this preset leaves it to the run")
+    settings = replace(settings, num_classes=classes(settings))
     script = SCRIPT if settings.train_type.startswith(PREFIX) else "main.py"
     return Run(settings, [script, *words, "--resume"], **others)
 

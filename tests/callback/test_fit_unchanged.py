@@ -54,6 +54,7 @@ def with_states():
     return model, lambda: [*model.variables, *model.metrics_variables, *model.optimizer.variables, *more]
 
 
+@pytest.mark.skipif(keras.__version__.startswith("3.12."), reason="Keras 3.12 asks a stateful layer for its batch size")
 def test_no_variable_is_changed_by_a_profile_by_importance_or_by_passes_that_measure_the_speed():
     model, variables = with_states()
     model.fit(X, Y, batch_size=4, verbose=0)

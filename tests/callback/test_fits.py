@@ -190,7 +190,10 @@ def several_numbers():
 def optional_inputs():
     keras.utils.set_random_seed(0)
     model, x = Subclass(), {"a": np.random.default_rng(3).normal(size=(24, 6)), "b": None}
-    model(x)
+    try:
+        model(x)
+    except AttributeError:  # of Keras 3.12
+        pytest.skip("this Keras takes no None")
     model.compile("sgd", LOGITS_LOSS)
     return model, x, LABELS[:24]
 

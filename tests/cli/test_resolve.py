@@ -23,7 +23,8 @@ from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.settings import rate_at
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import write_json
+from elastic_trainer.system.files import write_json, write_record
+from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table_file import table_folder
 from main import train_run
@@ -278,7 +279,7 @@ def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_ph
     given = [*given, "--memory", f"{800 + room_mb}M", *more]
     if table_of is not None:
         settings = replace(parse_training(given), num_classes=3, batch_size=table_of)
-        write_json(table_folder(settings) / "profile.json", {})
+        write_record(table_folder(settings) / "profile.json", {"environment": environment()})
     chosen, images_mb = chosen_before_images(given)
     assert (chosen.batch_size, chosen.micro_batch) == sizes[:2]
     assert images_mb == pytest.approx(sizes[2])
