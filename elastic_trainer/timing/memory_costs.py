@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from elastic_trainer.timing.attribution import Attribution
 
 NO_CHAIN = -1
-_COSTS = "forward_mb", "beside_mb", "two_parts_mb", "own_mb", "chain_mb", "kept"  # `MemoryCosts` in profile.json
 
 
 class Kept(NamedTuple):
@@ -72,19 +71,15 @@ class MemoryCosts(NamedTuple):
         return self.always_mb + float(self.own_mb[selected].sum() + self.chain_mb[_reached(selected)].sum())
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types, under the names of `_COSTS`."""
-        own_mb, chain_mb = self.own_mb.tolist(), self.chain_mb.tolist()
-        return dict(zip(_COSTS, (*self[:3], own_mb, chain_mb, self.kept), strict=True))
+        """All of it in JSON's types."""
+        return {**self._asdict(), "own_mb": self.own_mb.tolist(), "chain_mb": self.chain_mb.tolist()}
 
     @classmethod
-    def from_record(cls, record: dict[str, Any], count: int) -> MemoryCosts:
-        """What `to_record` returned, for `count` tensors. Raises `ValueError` if it is for another number of them."""
-        forward_mb, always_mb, split_graph_mb, own_mb, chain_mb, kept = (record[name] for name in _COSTS)
-        places = [place for owners, chain, _ in kept for place in (*owners, chain)]
-        if not len(own_mb) == len(chain_mb) == count or max(places, default=0) >= count:
-            raise ValueError(f"memory: is not of {count} tensors")
-        kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in kept]
-        return cls(forward_mb, always_mb, split_graph_mb, np.array(own_mb), np.array(chain_mb), kept)
+    def from_record(cls, record: dict[str, Any]) -> MemoryCosts:
+        """What `to_record` returned."""
+        kept = [Kept(tuple(owners), chain, megabytes) for owners, chain, megabytes in record["kept"]]
+        arrays = {name: np.array(record[name]) for name in ("own_mb", "chain_mb")}
+        return cls(**{**record, **arrays, "kept": kept})
 
 
 def _reached(selected: np.ndarray) -> np.ndarray:

@@ -123,7 +123,7 @@ def load_table(
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
         with trusting(folder / "profile.json"):
             fit, numbers = Fit(**record.pop("fit")), {name: record.pop(name, None) for name in _NUMBERS}
-            memory = None if costs is None else MemoryCosts.from_record(costs, len(rows))
+            memory = None if costs is None else MemoryCosts.from_record(costs)
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
     why = None if allow_stale else _stale_because(record, graph)
