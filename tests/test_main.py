@@ -125,6 +125,14 @@ def test_resuming_with_other_images_is_refused(photos, interrupted, change, mess
     assert not (interrupted / "summary.json").exists()
 
 
+def test_a_class_that_was_added_is_named_before_a_network_is_built(photos, interrupted, monkeypatch):
+    for part in ("train", "test"):
+        shutil.copytree(photos / part / "ant", photos / part / "wasp")
+    monkeypatch.setattr("models.build", lambda *_: pytest.fail("a network was built"))
+    with pytest.raises(UserError, match=r"was started with 3 classes, not 4 \('wasp' is new\); use the same"):
+        train(photos, "--resume")
+
+
 def test_run_continues_with_a_copy_of_its_images(photos, interrupted):
     photos = photos.rename(photos.with_name("copy"))
     train(photos, "--resume")

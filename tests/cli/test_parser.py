@@ -249,9 +249,8 @@ def test_bad_option_of_the_profiler_is_named(arguments, message):
 def test_flag_without_effect_is_a_warning_of_one_line(words, warnings, capsys):
     assert isinstance(parse_main(shlex.split(words)), Settings)
     lines = capsys.readouterr().err.splitlines()
-    assert [
-        line.replace("no effect here, only for ", "").replace("main.py: warning: ", "") for line in lines
-    ] == warnings
+    shown = [line.partition(": warning: ")[2].replace("no effect here, only for ", "") for line in lines]
+    assert shown == warnings
 
 
 def started(folder, *words):
@@ -281,6 +280,10 @@ def test_a_run_is_resumed_with_its_settings_and_others_are_refused(tmp_path):
             UserError, match=rf"--{flag} {value}\S*: the run in {folder} was started {was}; leave it out"
         ):
             parse_training(["--resume", str(folder), f"--{flag}", value])
+    for flag in ("dataset_name", "train_type", "export", "preset"):
+        write_record(folder / CONFIG, {**before.to_record(), flag: "mine"})  # that another program added
+        with pytest.raises(UserError, match=f"--{flag}: 'mine' is not one of"):
+            parse_training(["--resume", str(folder)])
     with pytest.raises(UserError, match=rf"--resume {tmp_path}: contains no run"):
         parse_training(["--resume", str(tmp_path)])
 

@@ -25,6 +25,7 @@ from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.datasets.named import DATASETS
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_record
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
@@ -91,6 +92,17 @@ def test_a_figure_on_photos_has_the_papers_settings(tmp_path):
         assert training.validation_share == 1 and training.warmup == 0
     quick = make_runs("15ad", "--scale", "quick")[0].settings
     assert (quick.input_size, quick.feature_cache, quick.has_fillers) == (64, "off", False)
+
+
+def test_a_run_that_was_started_with_other_settings_is_refused_and_so_is_a_batch_that_the_run_chooses(tmp_path):
+    [run, *_] = make_runs("15ad", "--scale", "quick", "--logdir", tmp_path, "--", "--learning_rate", "0.5")
+    write_record(run.folder / "config.json", run.settings.to_record())
+    assert not run.is_complete
+    [same, *_] = make_runs("15ad", "--scale", "quick", "--logdir", tmp_path)
+    with pytest.raises(UserError, match=r"holds a run made with --learning_rate 0\.5, not 0\.002; give another"):
+        _ = same.is_complete
+    with pytest.raises(UserError, match="--batch_size: give it"):
+        make_runs("15ad", "--", "--preset", "photos")
 
 
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
