@@ -109,15 +109,13 @@ def train_run(
         reached["images"] = time.perf_counter() - start
         return images
 
-    prepared = resolve(settings, model, load, start, retimed)
+    prepared = resolve(settings, model, load, retimed)
     settings, dataset = prepared.settings, prepared.data
     if settings.plan:
         print(*text_table(preset_table({"this run": settings, **PRESETS})), sep="\n")
     if prepared.plan:
         print(*prepared.plan, sep="\n")
     if settings.plan:
-        if not prepared.plan:
-            print("--plan: there is none for this --deadline; leave out --num_epochs, or give it more time")
         return
     if is_for_board(settings):
         print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
@@ -133,7 +131,8 @@ def train_run(
         config = {**settings.to_record(), "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
-            more = prepared.budget, stop, time.perf_counter() - start, prepared.memory
+            later = _export_seconds(settings, model)
+            more = prepared.budget, stop, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(
@@ -141,6 +140,14 @@ def train_run(
             lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
             lambda: _report(folder, settings.deadline),
         )
+
+
+def _export_seconds(settings: Settings, model: keras.Model) -> float:
+    """Seconds of a deadline to keep for the export, by a first conversion, which is refused before training."""
+    entry = EXPORTERS[settings.export] if settings.export else None
+    if settings.deadline is None or entry is None or entry.conversion_seconds is None:
+        return 0.0
+    return entry.conversion_seconds(model)
 
 
 def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:

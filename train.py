@@ -38,7 +38,7 @@ from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.trainer import Trainer
-from elastic_trainer.selection.budget import TimeBudget
+from elastic_trainer.selection.budget import RhoBudget
 from elastic_trainer.selection.named import SCHEMES, find_scheme
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.settings import BEST_MODEL, Settings
@@ -51,10 +51,11 @@ def train(
     data: ImageData,
     settings: Settings,
     run: RunLog,
-    budget: TimeBudget | None = None,
+    budget: RhoBudget | None = None,
     stop: StopSignals | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
+    later: float = 0.0,
 ) -> dict[str, Any]:
     """Train `model` under a scheme, and write its summary.json. Continues from `run`'s last checkpoint.
 
@@ -83,7 +84,7 @@ def train(
         meter = stack.enter_context(find_energy_meter())
         checkpointer, bar = Checkpointer(run), ProgressBar()
         listeners = [run.events, run, bar, signals, checkpointer]
-        trainer = Trainer(task, data, scheme, settings, listeners, memory=memory)
+        trainer = Trainer(task, data, scheme, settings, listeners, memory=memory, later=later)
         checkpointer.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules

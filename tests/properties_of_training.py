@@ -34,7 +34,7 @@ from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system import files
 from elastic_trainer.system.errors import Stopped, UserError
-from elastic_trainer.timing.run_steps import table_of_steps
+from elastic_trainer.timing.estimate import estimated_table
 from selection_solver_DP import ROUNDING_LOSS, solve
 
 # --- the solver -------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def exactly_what_is_selected_trains_as_in_plain_keras(
     task = ImageClassification(model)
     optimizer = keras.optimizers.SGD(0.01)
     optimizer.build(model.trainable_variables)
-    table = table_of_steps(task, optimizer, BATCH, 10.0, {})
+    table = estimated_table(task, optimizer, BATCH, {}, 10.0)
     head = head_mask(model)
     rho = max(share, smallest_rho(table, head))
     importance = np.random.default_rng(seed).normal(0.5, 1, count)

@@ -1,18 +1,26 @@
-"""`main.py --deadline` ends in time, export included, on a device that is four times slower than this one."""
+"""`main.py --deadline` ends by the clock, export included, also on a device that is four times slower than this one."""
 
 import json
 import subprocess
 import sys
+from typing import Any
 
+import keras
 import numpy as np
+import pytest
 from command_line import ROOT
 from PIL import Image
 from small_images import write_noise
+from small_runs import rows_of
 
 import main
 from elastic_trainer.cli.commands import parse_training
-from elastic_trainer.cli.resolve import TABLE_SHARE
+from elastic_trainer.engine.optimizers import WarmupCosine, make_optimizer, pass_time
 from elastic_trainer.networks import tflite
+from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.runs.deadline import LATEST, MARGIN, SHARE, Deadline
+from elastic_trainer.runs.history import Clocks, History
+from elastic_trainer.system.errors import UserError
 
 # By this clock everything takes four times as long.
 SLOW_DEVICE = """
@@ -55,21 +63,96 @@ def test_a_deadline_is_kept_on_a_slow_device_with_its_export(tmp_path):
     words = [sys.executable, "-c", SLOW_DEVICE, ROOT / "main.py", *words]
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.rsplit("ended after ", 1)[1]) < 120
-    assert json.loads((tmp_path / "mine" / "summary.json").read_text())["best_accuracy"] is not None
+    assert 90 < float(done.stdout.rsplit("ended after ", 1)[1]) < 122
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert summary["best_accuracy"] is not None and summary["steps"] > 100
     assert (tmp_path / "mine" / "model_dynamic.tflite").is_file()
-    [table] = tmp_path.glob("profiles/*/profile.json")
-    assert 0 < json.loads(table.read_text())["profiling_seconds"] < TABLE_SHARE * 120
+    rates = [float(row["learning_rate"]) for row in rows_of(tmp_path / "mine" / "metrics.csv") if row["learning_rate"]]
+    assert rates[-1] < 0.05 * max(rates), "it follows the clock, and ends at 0"
 
 
-def test_the_export_is_tried_before_a_deadline_is_divided(tmp_path, capsys, monkeypatch):
-    """What one conversion takes on this device decides what is kept for the export; here it leaves none for steps."""
+@pytest.fixture
+def words(tmp_path):
     (tmp_path / "network.py").write_text(NETWORK)
     photos = write_noise(tmp_path / "photos")
-    words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--export", "tflite", "--input_size", "12"]
-    words += ["--model_name", f"{tmp_path}/network.py:wide"]
-    words += ["--train_type", "elastic_training_upper_part", "--logdir", str(tmp_path), "--run_name", "mine"]
+    return [
+        *("--dataset_name", "image_folder", "--data_dir", str(photos), "--input_size", "12", "--save_model"),
+        *("--model_name", f"{tmp_path}/network.py:wide", "--train_type", "elastic_training_upper_part"),
+        *("--logdir", str(tmp_path), "--run_name", "mine"),
+    ]
+
+
+def test_the_export_is_tried_before_training_and_its_time_is_kept(tmp_path, words, capsys, monkeypatch):
+    """What one conversion takes on this device decides what is kept for the export; here it leaves none for steps."""
     monkeypatch.setattr(tflite, "conversion_seconds", lambda model: 50.0)
-    main.train_run(parse_training([*words, "--deadline", "140"]))
-    assert "--deadline 2m 20s: there is no time for training steps" in capsys.readouterr().out
+    main.train_run(parse_training([*words, "--export", "tflite", "--deadline", "140"]))
+    assert "there was no time for a training step" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()
+
+
+def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, words, capsys):
+    main.train_run(parse_training([*words, "--deadline", "0.5"]))
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert (summary["steps"], summary["epochs"], summary["starts_with_head"]) == (0, 0, True)
+    assert summary["best_accuracy"] == summary["final_accuracy"] == summary["start_accuracy"]
+    assert load_model(tmp_path / "mine" / "best.keras", "--weights").output_shape == (None, 3)
+    assert "0.5s allowed" in capsys.readouterr().out
+    main.train_run(parse_training(["--resume", str(tmp_path / "mine")]))
+
+
+def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, words, capsys):
+    """Neither computes the other: the clock ends the run, and steps take what was asked."""
+    main.train_run(parse_training([*words, "--deadline", "12", "--rho", "0.9"]))
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert summary["steps"] > 30 and summary["rho"] == 0.9
+    assert summary["seconds_after_start"]["end"] < 12
+    config = json.loads((tmp_path / "mine" / "config.json").read_text())
+    assert config["interval"] is None and config["deadline"] == 12
+
+
+# --- the clock --------------------------------------------------------------------------------------------------------
+
+
+def history_after(seconds, **values):
+    history = History(clocks=Clocks(elapsed=seconds))
+    for name, value in values.items():
+        setattr(history, name, value)
+    return history
+
+
+def test_steps_end_before_the_deadline_by_what_was_measured_last():
+    """The longest of the latest validations, of all after training; averaging as the first model, until it was done."""
+    values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
+    assert len(values["validation_seconds"]) > LATEST
+    for averages, tests, later, after in ((True, 0.5, 4.0, 4 + 1.5 * 2 + 3), (False, 0.0, 0.0, 2.0)):
+        deadline = Deadline(100.0, history_after(50.0, **values), averages, tests, later)
+        assert deadline.end == pytest.approx(100 * (1 - SHARE) - MARGIN * after)
+        assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
+    averaged = history_after(50.0, **values, average_head_seconds=3.0)
+    assert Deadline(100.0, averaged, True, 0.0, 0.0).end == pytest.approx(99 - MARGIN * 2)
+
+
+def test_the_share_of_the_time_counts_from_the_first_step():
+    assert Deadline(100.0, history_after(50.0), False, 0.0, 0.0).share == 0
+    for elapsed, share in ((20.0, 0.0), (59.5, 0.5), (99.0, 1.0), (120.0, 1.0)):
+        history = history_after(elapsed, first_step_seconds=20.0)
+        assert Deadline(100.0, history, False, 0.0, 0.0).share == pytest.approx(share, abs=1e-3)
+
+
+def test_the_learning_rate_follows_the_larger_share_of_steps_and_of_time():
+    steps, warmup = 1000, 0.1
+    plain, clock = WarmupCosine(0.1, steps, warmup), WarmupCosine(0.1, steps, warmup)
+    for share in (0.05, 0.1, 0.3, 0.7, 1.0):
+        clock.pass_time(share)
+        assert float(clock(0)) == pytest.approx(float(plain(share * steps)), abs=1.1e-3), "few steps, by the clock"
+        assert float(clock(steps)) == pytest.approx(0, abs=1e-6), "all steps"
+    optimizer = make_optimizer("sgd", 0.1, 0.0, steps)
+    pass_time(optimizer, 1.7)
+    assert float(optimizer.learning_rate) == pytest.approx(0, abs=1e-6)
+    pass_time(keras.optimizers.SGD(0.1), 0.5)  # a schedule of the user's own stays
+
+
+@pytest.mark.parametrize("flags", ["--train_type closed_form_head", "--deterministic", "--export train_tflite"])
+def test_a_deadline_that_cannot_be_is_refused(words, flags):
+    with pytest.raises(UserError, match=r"--(deadline|deterministic): cannot be combined"):
+        parse_training([*words, "--deadline", "5m", *flags.split()])

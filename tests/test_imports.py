@@ -54,7 +54,7 @@ MISTAKES = {
         ["--model_name", "resnet5"],
         ["--resume", "no/such/run"],
         ["--evaluate", "no/such/run"],
-        ["--deadline", "9", "--rho", "0.5"],
+        ["--deadline", "9", "--plan", "--rho", "0"],
     ),
     "profiler": (["--rho", "0.5"], ["--from_trace", "no/such/trace"]),
     "data": (["show", "--dataset_name", "digits", "--data_dir", "x"], ["prepare", "--dataset_name", "digits"]),

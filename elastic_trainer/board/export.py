@@ -304,7 +304,7 @@ def load_board(weights: Path) -> str:
     with files.atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)
     with files.atomic_path(weights.with_name(TRAINED).with_suffix(".tflite")) as temporary:
-        temporary.write_bytes(convert(model, quantise=False))
+        temporary.write_bytes(*convert(model, False))
     files.write_text(weights.with_name("labels.txt"), "".join(f"{name}\n" for name in record["classes"]))
     kept = weights.with_name(TRAINED)
     test = shlex.join(["python", "main.py", "--evaluate", str(kept)])
@@ -343,4 +343,4 @@ def board_table(path: Path, table: TimingTable, batch_size: int) -> TimingTable:
     there_table = table.scaled(factor)
     fit = replace(there_table.fit, constant_ms=there_table.fit.constant_ms + added_ms)
     full_ms = there_table.full_step_ms + added_ms
-    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None, compiling_ms=None, plain_step_ms=None)
+    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None, plain_step_ms=None)

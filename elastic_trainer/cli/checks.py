@@ -50,8 +50,7 @@ def check_names(settings: Settings, names: Mapping[str, Collection[str]]) -> Non
 EXCLUDED: tuple[tuple[str, Callable[[Settings], object], str], ...] = (
     ("weights", _has_own_weights, "{weights} is not for {model_name}, which has its own; leave it out"),
     ("alpha", lambda run: run.model_name not in WIDTHS, "{model_name} has one width only; leave it out"),
-    ("deadline", lambda run: not is_elastic(run), f"{_SCHEME}, which has no time budget"),
-    ("deadline", lambda run: run.rho is not None, "cannot be combined with --rho; leave one of them out"),
+    ("deadline", lambda run: not SCHEMES[run.train_type].takes_steps, f"{_SCHEME}, which takes one step"),
     (
         "plan",
         lambda run: not is_elastic(run),

@@ -42,6 +42,7 @@ NAMES: dict[str, Collection[str]] = {  # that flags take
     "train_type": SCHEMES,
     "export": EXPORTERS,
 }
+DEADLINE_EPOCHS = 1000  # at most, of a run that its deadline ends
 HEAD_ALONE: dict[str, Any] = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # it takes one step
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
@@ -152,9 +153,13 @@ def complete(given: Mapping[str, Any]) -> Settings:
     if preset.gradient_clipping > 0 and (settings.optimizer != "sgd" or settings.train_type == "prunetrain"):
         paper = PRESETS["paper"]
         settings = replace(settings, **{name: getattr(paper, name) for name in TRAINING if name not in given})
-    if settings.deadline is not None or not SCHEMES[settings.train_type].is_elastic:
-        unused: dict[str, Any] = {"rho": given.get("rho")}
-        settings = replace(settings, **unused)
+    if settings.deadline is not None:
+        changed: dict[str, Any] = {"rho": given.get("rho")}
+        if SCHEMES[settings.train_type].importance is None:  # an upper part is selected once
+            changed["interval"] = given.get("interval")
+        if not {"num_epochs", "max_steps"} & {*given}:
+            changed["num_epochs"] = DEADLINE_EPOCHS
+        settings = replace(settings, **changed)
     check(given, settings)
     return _chosen(given, settings)
 
@@ -166,8 +171,6 @@ def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
         changed["validation_share"] = 1.0  # else the clock decides
     if settings.train_type == HEAD_ALONE["train_type"]:
         changed |= HEAD_ALONE
-    elif settings.deadline is not None and not {"num_epochs", "max_steps"} & {*given}:
-        changed |= {"num_epochs": None, "interval": given.get("interval")}
     if not SCHEMES[settings.train_type].is_elastic:
         changed["rho"] = None
     return replace(settings, **changed)
@@ -231,7 +234,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
 def _has_replaced(name: str, settings: Settings) -> bool:
     """Whether a run replaced what was given: it fits the head alone, or has no budget."""
     if settings.train_type == HEAD_ALONE["train_type"] and name in HEAD_ALONE:
-        return name != "train_type" or settings.deadline is not None
+        return name != "train_type"
     return name == "rho" and not is_elastic(settings)
 
 

@@ -16,7 +16,7 @@ class Exporter:
     # `settings.Evaluation`, the model, `ImageData`, and the timing table if the scheme has one -> a report.
     export: Callable[..., str]
     file: str  # the last one that it writes
-    # Model -> what converting it once takes on this device now, so that a deadline leaves time for it.
+    # Model -> what converting it takes on this device now, so that a deadline leaves time for it.
     conversion_seconds: Callable[[Any], float] | None = None
     is_for_board: bool = False
 

@@ -6,6 +6,8 @@ from collections import deque
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 
+UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch until the first one has ended
+
 
 class FitData(ShuffledData):
     """What a scheme asks of the data of a fit, which alone knows the examples. `recent` are the latest batches."""

@@ -21,7 +21,6 @@ from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb
 from elastic_trainer.system.memory import resident_memory_mb
 
-MEASURED_SHARE = 0.7  # of the memory that measuring a timing table took is reusable; the rest is graphs
 MAX_NAMED = 3
 GUESS_FACTOR = 1.05  # of the room: the need is nearly a line over the batch
 SPARE_FACTOR = 1.02  # of a named limit: what a process takes before it trains varies
@@ -73,13 +72,13 @@ class MemoryBudget:
         return self.total_mb - (resident_memory_mb() or 0.0)
 
     @contextmanager
-    def reusing(self, share: float = 1.0) -> Iterator[None]:
-        """Count what this block takes, or that share of it, as reusable."""
+    def reusing(self) -> Iterator[None]:
+        """Count what this block takes as reusable."""
         before_mb = resident_memory_mb() or 0.0
         try:
             yield
         finally:
-            self._reusable_mb += share * ((resident_memory_mb() or 0.0) - before_mb)
+            self._reusable_mb += (resident_memory_mb() or 0.0) - before_mb
 
     def started(self) -> MemoryBudget:
         """The budget of training that starts now: the process has taken what it takes before."""

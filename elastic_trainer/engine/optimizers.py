@@ -146,24 +146,31 @@ class FusedAdam(_OneDevice, keras.optimizers.Adam):
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """A linear rise to `learning_rate` over the share `warmup` of `steps`, then cosine decay to 0.
 
+    With a deadline, the share of its time that has passed counts, where that is larger than the share of steps.
+
     The first of n warm-up steps has 1/n of the rate, not 0, since importance is measured by updates at the present
     rate. Keras' CosineDecay has such a warm-up, too, but as a branch of every compiled step.
     """
 
     def __init__(self, learning_rate: float, steps: int, warmup: float = 0.0) -> None:
         self._arguments = (learning_rate, steps, warmup)
-        self._rate, self.warmup_steps = learning_rate, max(min(round(warmup * steps), steps - 1), 0)
-        self._steps = tf.Variable(float(steps), trainable=False)
+        self._rate, self._warmup = learning_rate, warmup
+        self.warmup_steps = max(min(round(warmup * steps), steps - 1), 0)
+        self._passed = tf.Variable(0.0, trainable=False)
 
-    def end_at(self, steps: int) -> None:
-        """Reach 0 after `steps` instead, in steps that are compiled already, too. The warm-up stays as it is."""
-        self._steps.assign(float(steps))
+    def pass_time(self, share: float) -> None:
+        """The share of the time that has passed; compiled steps follow."""
+        self._passed.assign(share)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        rise, step = self.warmup_steps, tf.cast(step, tf.float32)
-        done = tf.clip_by_value((step - rise) / tf.maximum(self._steps - rise, 1), 0, 1)
+        steps, rise, step = self._arguments[1], self.warmup_steps, tf.cast(step, tf.float32)
+        done = tf.clip_by_value((step - rise) / max(steps - rise, 1), 0, 1)
+        done = tf.maximum(done, (self._passed - self._warmup) / max(1 - self._warmup, 1e-6))
         decayed = self._rate * 0.5 * (1 + tf.cos(np.pi * done))
-        return decayed if rise == 0 else tf.where(step < rise, self._rate * (step + 1) / rise, decayed)
+        if rise == 0:
+            return decayed
+        risen = tf.maximum(self._rate * (step + 1) / rise, self._rate * self._passed / self._warmup)
+        return tf.where((step < rise) & (self._passed < self._warmup), risen, decayed)
 
     def get_config(self) -> dict[str, Any]:
         return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
@@ -210,11 +217,11 @@ def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimize
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
-def end_schedule_at(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
-    """Let the learning rate reach 0 after `steps`, if it follows a `WarmupCosine`."""
+def pass_time(optimizer: keras.optimizers.Optimizer, share: float) -> None:
+    """Let the learning rate follow the share (0…1) of a deadline's time that has passed, if it is a `WarmupCosine`."""
     rate = unscaled(optimizer)._learning_rate
     if isinstance(rate, WarmupCosine):
-        rate.end_at(steps)
+        rate.pass_time(min(share, 1.0))
 
 
 def in_float16() -> bool:

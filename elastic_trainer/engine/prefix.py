@@ -35,7 +35,11 @@ class Cut(NamedTuple):
 
 
 class SplitStep:
-    """A training step, or another function of a batch, cut in two; the rest has its effects, such as to train."""
+    """A training step, or another function of a batch, cut in two; the rest has its effects, such as to train.
+
+    Attributes:
+        results: (features, targets, weights) -> what the whole returns for a batch.
+    """
 
     def __init__(self, step: BatchFunction, cut: Cut) -> None:
         graph, (tensors, within) = step.graph, cut
@@ -43,14 +47,14 @@ class SplitStep:
         names = [tensor.name for tensor in tensors]
         effects = [op for op in graph.control_outputs if op.name not in within]  # such as the updates
         inputs, targets = ([tensor.name for tensor in part] for part in (step.inputs, step.targets))
-        self._packed = step.packed
 
         def prefix(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             return _imported(graph, dict(zip(inputs, values, strict=True)), tensors, (), within)
 
-        def rest(features: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        def rest(features: Sequence[tf.Tensor], *more: Structure) -> Structure:
+            values = [value for value in tf.nest.flatten(more) if value is not None]
             feeds = dict(zip([*names, *targets], [*features, *values], strict=True))
-            return _imported(graph, feeds, graph.outputs, effects, within)
+            return step.packed(_imported(graph, feeds, graph.outputs, effects, within))
 
         self._rows = None
         self._prefix = _traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
@@ -58,8 +62,9 @@ class SplitStep:
         if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):
             self._rows = step.inputs[0].shape[0]
             self._prefix = _traced(prefix, _specs(step.inputs))
-        self._rest = _traced(rest, _specs(tensors), _specs(step.targets))
-        self.graph: tf.Graph = self._rest.graph  # of the rest
+        self.results: Callable[[Sequence[tf.Tensor], Structure, Structure], Any]
+        self.results = traced = _traced(rest, _specs(tensors), *step.signature[1:])
+        self.graph: tf.Graph = traced.graph  # of the rest
 
     def prefix(self, inputs: Structure) -> list[tf.Tensor]:
         """The features of examples, any number of them: each [examples, …], in the order of the cut tensors."""
@@ -73,12 +78,7 @@ class SplitStep:
 
     def __call__(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> StepValues:
         """Train on one batch; blocks until the device finishes."""
-        return as_numbers(*self.results(features, targets, weights))
-
-    def results(self, features: Sequence[tf.Tensor], targets: Structure, weights: Structure = None) -> Any:
-        """What the whole returns for a batch."""
-        values = [value for value in tf.nest.flatten((targets, weights)) if value is not None]
-        return self._packed(self._rest([*features], values))
+        return as_numbers(*self.results([*features], targets, weights))
 
 
 def find_cut(step: BatchFunction) -> Cut | None:

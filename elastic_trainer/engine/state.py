@@ -90,7 +90,7 @@ class TrainState:
         # What the process is expected to take at most with the adopted step; None if the system does not report it.
         self.predicted_mb: float | None = None
         self._forward_mb = 0.0  # of the adopted step
-        self.make_step: Callable[..., TrainStep] = self._make_step  # runs that take turns may share what was made
+        self.folds = True  # frozen batch norm, where that saves time; else steps are those of `fit`, bit for bit
         self.task = task
         self.replace(task.model, optimizer)
 
@@ -121,8 +121,8 @@ class TrainState:
         self.features.drop()  # before new ones take memory
         self.evaluation.drop_features()
         gc.collect()
-        self._step = step = self.make_step(self._batch_size, mask)
         self._mask = mask
+        self._step = step = self._make_step(self._batch_size, mask)
         self.compiled += 1
         self._adopt_features(step, uses_features)
         if self.features.split is not None:
@@ -142,7 +142,7 @@ class TrainState:
             self.features.adopt(step, uses_features)
             if not self.memory.has_limit:
                 return
-            step = self.make_step(self._rows, step.mask)
+            step = self._make_step(self._rows, self._mask)
         step_mb, forward = training_mb(step)
         needed_mb = self.memory.needed_mb(step_mb)
         self._forward_mb = forward.tensors_mb
@@ -153,7 +153,7 @@ class TrainState:
         self.predicted_mb = None if self.memory.start_mb is None else needed_mb
 
     def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
-        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, parts=parts or self.parts)
+        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, self.folds, parts or self.parts)
 
     def too_little_memory(self) -> UserError:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
@@ -163,7 +163,7 @@ class TrainState:
             rows = part_rows(batch_size, micro_batch)
             if (batch_size, rows) == (self.parts * count, count):
                 return (self.predicted_mb or 0.0) - (self.memory.start_mb or 0.0)
-            return training_mb(self.make_step(rows, self._mask, parts=batch_size // rows))[0]
+            return training_mb(self._make_step(rows, self._mask, parts=batch_size // rows))[0]
 
         return self.memory.refuse("training", needed_mb, self.parts * count, count, self.can_split)
 

@@ -26,23 +26,23 @@ class BatchFunction:
     """A traced function of a batch: inputs, targets and weights of examples to any results.
 
     `signature` are specs of its arguments, as of `Task.signature`; `variables` change between calls (`prefix.py`).
+
+    Attributes:
+        results: (inputs, targets, weights) -> what it returns for a batch.
     """
 
     def __init__(self, function: Callable[..., Any], signature: Structure, variables: Sequence[keras.Variable]) -> None:
-        self.variables = variables
-        self._function = tf.function(function, autograph=False).get_concrete_function(*signature)
-        self.graph: tf.Graph = self._function.graph
+        self.variables, self.signature = variables, signature
+        self.results: Callable[[Structure, Structure, Structure], Any]
+        self.results = traced = tf.function(function, autograph=False).get_concrete_function(*signature)
+        self.graph: tf.Graph = traced.graph
         inputs, everything = (tf.nest.flatten(part) for part in (signature[0], signature))
         count = sum(spec is not None for spec in inputs)
         batch = self.graph.inputs[: sum(spec is not None for spec in everything)]
         self.inputs, self.targets = batch[:count], batch[count:]  # weights of examples are among the targets
         # Gives values of `graph.outputs` the structure of the results, without tensors, which would keep the graph.
-        names = tf.nest.map_structure(lambda tensor: tensor.name, self._function.structured_outputs)
+        names = tf.nest.map_structure(lambda tensor: tensor.name, traced.structured_outputs)
         self.packed = partial(tf.nest.pack_sequence_as, names)
-
-    def results(self, inputs: Structure, targets: Structure, weights: Structure = None) -> Any:
-        """What it returns for a batch."""
-        return self._function(inputs, targets, weights)
 
 
 class TrainStep(BatchFunction):
@@ -81,8 +81,8 @@ class TrainStep(BatchFunction):
         with_products: bool = True,
     ) -> None:
         model = task.model
-        self.mask = np.ones(len(model.trainable_variables), bool) if mask is None else mask
-        variables = [variable for variable, trains in zip(model.trainable_variables, self.mask, strict=True) if trains]
+        chosen = np.ones(len(model.trainable_variables), bool) if mask is None else mask
+        variables = [variable for variable, trains in zip(model.trainable_variables, chosen, strict=True) if trains]
         trained = {id(variable) for variable in variables}
         self._frozen = frozen_values(model, trained) if fold else {}
         self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []

@@ -79,7 +79,7 @@ def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: 
             files are written in any case.
     """
     end = time.perf_counter() + MEASURING_SHARE * seconds
-    files = {name: convert(model, quantise=name != FILES[0]) for name in FILES}
+    files = dict(zip(FILES, convert(model, False, True), strict=True))
     for name, content in files.items():
         with atomic_path(folder / name) as temporary:
             temporary.write_bytes(content)

@@ -39,29 +39,35 @@ class Checkpointer(Listener):
             print("--save_model: the best epoch so far was not saved; best.keras will be the best of the later ones")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Save the model that training starts from, so that there is one, and best.keras is never a worse one.
+
+        With a deadline, it is tested in any case: that says how long a validation takes here.
+        """
+        trainer = self.trainer
+        wants = trainer.settings.save_model or trainer.settings.deadline is not None
+        if wants and trainer.history.step == 0 and trainer.history.start is None and trainer.schedule.total_steps > 1:
+            self._save_start()
         self._last = time.monotonic()
 
-    def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
-        """Save the model that training starts from, so that best.keras is never a worse one."""
-        history, trainer = self.trainer.history, self.trainer
-        if step == 0 and trainer.settings.save_model and history.start is None and trainer.schedule.total_steps > 1:
-            with history.clocks.paused("selection", "training"):
-                self._save_start()
-
     def _save_start(self) -> None:
-        trainer, start = self.trainer, time.perf_counter()
-        validated = trainer.history.clocks.seconds("validation")
-        room_mb = trainer.training.head_room_mb
-        found = closed_form_head(trainer.task, trainer.data, room_mb) if trainer.settings.starts_with_head else None
+        trainer, history, start = self.trainer, self.trainer.history, time.perf_counter()
+        saves = trainer.settings.save_model
+        found = None
+        if trainer.settings.starts_with_head and saves:
+            found = closed_form_head(trainer.task, trainer.data, trainer.training.head_room_mb)
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):
             if found and found.accuracy > found.accuracy_before:
                 found.assign()
-                trainer.history.starts_with_head = True
-            trainer.history.start = trainer.evaluate()
-            self._save_model(trainer.task.score.of(trainer.history.start))
-        validating = trainer.history.clocks.seconds("validation") - validated
-        trainer.history.first_model_seconds = time.perf_counter() - start - validating
+                history.starts_with_head = True
+            fitted = time.perf_counter()
+            history.start = trainer.evaluate()
+            validated = time.perf_counter()
+            if saves:
+                self._save_model(trainer.task.score.of(history.start))
+        saved = time.perf_counter()
+        history.first_model_seconds = fitted - start + saved - validated
+        history.validation_seconds.append(saved - fitted)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._save_if_due()

@@ -23,7 +23,6 @@ from elastic_trainer.system.memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 MEASURED = "step", "step_flops", "step_ms", "slowdowns", "caching_ms"  # of a selection, not by it
-LATEST_VALIDATIONS = 3  # on a busy device one validation may take twice as long as the one before
 
 
 class Clocks:
@@ -113,6 +112,7 @@ class History:
         starts_with_head: that model had the closed-form head, with which training itself does not start.
         first_model_seconds: what fitting and saving that model took.
         average_head_seconds: what averaging the head after the last step took; None before.
+        first_step_seconds: when the first step was done, after the start of the program; None before.
     """
 
     step: int = 0
@@ -128,11 +128,7 @@ class History:
     starts_with_head: bool = False
     first_model_seconds: float = 0.0
     average_head_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        # Of all measured steps and of making features; kept up to date, since deadlines ask every step.
-        self._measured_ms = sum(self.step_ms) + self.caching_ms
-        self.first_step_seconds: float | None = None  # after the program's start; None before, and if resumed
+    first_step_seconds: float | None = None
 
     @property
     def selection(self) -> Selection:
@@ -168,13 +164,11 @@ class History:
             self.first_step_seconds = self.clocks.elapsed()
         self.results.append(result)
         self.selection.caching_ms += result.caching_ms
-        self._measured_ms += result.caching_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
             self.selection.step_ms.append(result.step_ms)
-            self._measured_ms += result.step_ms
 
     @property
     def validated(self) -> list[dict[str, Any]]:
@@ -229,8 +223,11 @@ class History:
 
     def flops(self) -> float:
         """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
-        ends = [*(selection.step for selection in self.selections[1:]), self.step]
-        return sum(one.step_flops * (end - one.step) for one, end in zip(self.selections, ends, strict=True))
+        starts = [selection.step for selection in self.selections]
+        return sum(
+            one.step_flops * (end - one.step)
+            for one, end in zip(self.selections, [*starts[1:], self.step], strict=False)
+        )
 
     def full_training_ms(self) -> float | None:
         """What full training, as it would have run, takes for the measured steps with a budget; None without one.
@@ -249,26 +246,20 @@ class History:
 
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
-        training, selection = (self.clocks.seconds(name) for name in ("training", "selection"))
         latest = self.selection if self.selections else Selection(np.zeros(0, bool))
-        overhead_ms = max(1e3 * (training - selection - self._first_calls_seconds) - self._measured_ms, 0.0)
         return Progress(
             epoch=len(self.epochs),
             epochs=schedule.epochs,
             step=self.step,
             total_steps=schedule.total_steps,
             steps_per_epoch=schedule.steps_per_epoch,
-            elapsed_seconds=self.clocks.elapsed(),
             step_ms=latest.step_ms,
             slowdowns=latest.slowdowns,
-            overhead_ms=overhead_ms / max(self.step, 1),
-            validation_seconds=self.validation_seconds[-LATEST_VALIDATIONS:],
             selection_seconds=self.selection_seconds,
             slowdown=latest.slowdown,
             features_possible=features_possible,
+            mask=latest.mask if self.selections else None,
             feature_steps=self._feature_steps() if features_possible else 0,
-            caching_ms=latest.caching_ms,
-            first_model_seconds=self.first_model_seconds,
         )
 
     def _feature_steps(self) -> int:

@@ -23,8 +23,7 @@ class ProgressBar(Listener):
         self._bar = tqdm(disable=True)  # nothing is shown until training starts
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        done = self.trainer.history.step / self.trainer.schedule.total_steps
-        self._bar = tqdm(total=1.0, initial=done, bar_format=BAR, dynamic_ncols=True)
+        self._bar = tqdm(total=1.0, initial=self._done(), bar_format=BAR, dynamic_ncols=True)
         self._title, self._is_advised = self._epoch_title(), False
         self._losses = [result.loss for result in self.trainer.history.results]  # those of an interrupted epoch
 
@@ -40,9 +39,7 @@ class ProgressBar(Listener):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._losses.append(self.trainer.history.results[-1].loss)
-        # Each step is an equal part of what is left, so the bar never jumps back where a deadline moves the end.
-        left = self.trainer.schedule.total_steps - self.trainer.history.step
-        if self._bar.update((1.0 - self._bar.n) / (1 + max(left, 0))):  # redrawn at most ten times a second
+        if self._bar.update(max(self._done() - self._bar.n, 0.0)):  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -64,7 +61,15 @@ class ProgressBar(Listener):
     def close(self) -> None:
         self._bar.close()
 
+    def _done(self) -> float:
+        """The share of the run, by steps or by its deadline."""
+        trainer = self.trainer
+        done: float = trainer.history.step / trainer.schedule.total_steps
+        return done if trainer.deadline is None else max(done, trainer.deadline.share)
+
     def _epoch_title(self) -> str:
+        if self.trainer.deadline is not None:  # how many there will be is not known
+            return f"epoch {len(self.trainer.history.epochs) + 1}"
         return f"epoch {len(self.trainer.history.epochs) + 1}/{self.trainer.schedule.epochs}"
 
     def _advice(self) -> str | None:

@@ -94,7 +94,7 @@ class RunLog(Listener):
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
         history = self.trainer.history
-        self._reached.setdefault("first_step", history.first_step_seconds)
+        self._reached.setdefault("first_step", history.first_step_seconds or history.clocks.elapsed())
         reached = {**self._reached, "end": history.clocks.elapsed()}
         summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
         self.events.finish()

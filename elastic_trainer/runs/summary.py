@@ -32,6 +32,8 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
     step_ms, full_ms = history.step_ms, history.full_training_ms()
     best_epoch, best = _best(history, score)
     training, selection = (history.clocks.seconds(name) for name in ("training", "selection"))
+    final = history.start[score.name] if history.start else None  # of a deadline that left no time for a step
+    final = history.validated[-1][f"test_{score.name}"] if history.validated else final
 
     def largest(values: Iterable[float | None]) -> float | None:
         return max((value for value in values if value is not None), default=None)
@@ -46,11 +48,11 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "starts_with_head": history.starts_with_head,
         f"best_{score.name}": best,
         "best_epoch": best_epoch,
-        f"final_{score.name}": history.validated[-1][f"test_{score.name}"] if history.validated else None,
+        f"final_{score.name}": final,
         "train_seconds": training,
         "validation_seconds": history.clocks.seconds("validation"),
         "selection_seconds": selection,
-        "selection_percent": 100 * selection / training,
+        "selection_percent": 100 * selection / training if training else 0.0,
         "selection_part_seconds": {
             part: sum(one.seconds.get(part, 0.0) for one in history.selections) for part in SELECTION_PARTS
         },
@@ -91,7 +93,7 @@ def _time_over_full(history: History, training_ms: float, full_ms: float | None)
     `full_ms`: of full training, for the measured steps; None without a budget.
     """
     step_ms, ratio = history.step_ms, None
-    measured_share = (sum(step_ms) + history.caching_ms) / training_ms
+    measured_share = (sum(step_ms) + history.caching_ms) / max(training_ms, 1e-9)
     if full_ms is None:
         missing = "no step was measured within a time budget"
     elif len(step_ms) < MIN_STEPS or measured_share < MIN_SHARE:
@@ -158,16 +160,16 @@ def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) ->
     text = "next: give --save_model to keep the model of such a run"
     if (folder / BEST_MODEL).is_file():
         text = f"next: {shlex.join(['python', 'main.py', '--evaluate', str(folder)])} shows what it gets wrong"
-    planned = summary.get("planned_steps") or 0
-    if deadline is not None and summary["steps"] < planned:
-        text += f"; there was time for {summary['steps']} of {planned} steps, so more of it may give a better model"
+    if deadline is not None and not summary["steps"]:
+        before = duration_text(summary["elapsed_seconds"])
+        text += f"; there was no time for a training step: what comes before the first one takes {before} here"
     return text
 
 
 def _long_parts(summary: dict[str, Any], seconds: float) -> list[tuple[str, float]]:
     """What took at least `MIN_PART` of the wall time, and the rest; empty if unknown, as it is of a resumed run."""
     reached = summary.get("seconds_after_start") or {}
-    if not reached.get("first_step") or not reached.get("end"):
+    if not reached.get("end") or (summary["steps"] and not reached.get("first_step")):
         return []
     parts, before = [], 0.0
     for name, key in (("loading TensorFlow", "tensorflow"), ("timing table", "table"), ("reading images", "images")):

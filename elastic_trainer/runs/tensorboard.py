@@ -80,7 +80,7 @@ class EventsWriter(Listener):
 
     def finish(self) -> None:
         """Draw the map of all epochs, if the last epoch did not."""
-        if not self._has_new_selection():
+        if self.trainer.history.selections and not self._has_new_selection():
             self._draw_selections()
 
     def close(self) -> None:

@@ -12,8 +12,10 @@ are measured again:
 The next selection must fit into rho·full_step_ms / correction of the table's time, if rho is given (`RhoBudget`). What
 it takes to make its cached features counts, spread over the steps that use them. Large tensors seldom fill a budget, so
 what a selection leaves unused is added to the next one's, and what it took beyond its budget, as measured since, is
-subtracted. With a deadline (`deadline.py`), rho follows from the time left and the speed of the latest steps. In the
-paper (section 6) nothing is measured again; its published system misses rho by up to 11 points.
+subtracted. In the paper (section 6) nothing is measured again; its published system misses rho by up to 11 points.
+
+A table that is only estimated (`timing.estimate`) does not know how fast this device is: the first gradient passes say
+that. Then the selection's own steps correct it, after `CORRECTED_AFTER` steps, by as much as it takes.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
+ESTIMATE_BOUND, ESTIMATE_ERROR = 3.0, 0.3  # the same two of an estimated table
+CORRECTED_AFTER = (10, 30)  # steps of a run whose table is estimated, before which it selects once more
+UNASKED_RHO = 0.5  # where none is asked for: with a deadline
 PREDICTION_ERROR = 0.04  # standard deviation of the table's predictions during runs (docs/log/rho.md)
 MAX_CARRY_OVER = 0.03  # of a full step: the most by which earlier selections change a selection's budget
 MIN_SCATTER = 0.05  # a few measurements may agree by chance
-LATEST_STEPS = 50  # before a selection, from which a deadline's budget sees how fast steps are
 # Of an interval, at least and at most; in between one for every hundred steps. A pass takes about a full step, so an
 # interval of less than 25 steps has one for every five, and at least one.
 GRADIENT_PASSES = (5, 15)
@@ -52,34 +56,14 @@ class Progress(NamedTuple):
     epochs: int = 1
     step: int = 0  # steps done
     total_steps: int = 1
-    elapsed_seconds: float = 0.0  # wall time of the run so far, everything included
     step_ms: Sequence[float] = ()  # measured steps since the last selection
     slowdowns: Sequence[float] = ()  # of gradient passes since then, evenly spread; before the first, of some just now
-    overhead_ms: float = 0.0  # mean time of a step beyond its own (data, records)
-    validation_seconds: Sequence[float] = ()  # of the latest validations, with their records and what they save
     selection_seconds: float | None = None  # mean time of a selection; None before the first
     slowdown: float | None = None  # when the last selection was made; None before the first
     features_possible: bool = False  # whether features of the frozen prefix can be cached now
+    mask: np.ndarray | None = None  # of the current selection; None before the first
     feature_steps: int = 0  # latest steps that used the features of one selection; 0 if the last step used none
-    caching_ms: float = 0.0  # what making features took since the last selection
     steps_per_epoch: int = 1  # of a complete epoch
-    first_model_seconds: float = 0.0  # what fitting and saving the model before training took; 0: there was none
-
-
-class Allowance(NamedTuple):
-    """What the next selection may cost; `slowdown` and `correction` as in the module's header.
-
-    `rho` is the step time over that of full training as it would run now, with what `RhoBudget` carries over.
-    """
-
-    rho: float
-    slowdown: float
-    correction: float = 1.0
-
-    @property
-    def table_rho(self) -> float:
-        """`rho` in table time, over the table's full step."""
-        return self.rho / self.correction if self.rho < 1 else 1.0
 
 
 def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> float:
@@ -92,32 +76,66 @@ def smallest_rho(table: TimingTable, head: np.ndarray, misses: float = 1.0) -> f
     return min(table.predict_ms(head, misses) / table.full_step_ms, 1.0)  # of a tiny network, the table may say more
 
 
-class TimeBudget:
-    """What the selections of one run may cost; arguments as of `smallest_rho`."""
+class RhoBudget:
+    """Steps of at most `rho` of a full one on average.
 
-    kept: ClassVar[tuple[str, ...]] = ("correction", "_step_ms", "_caching_ms")  # in a checkpoint
+    What a selection leaves unused of its allowance is added to the next one's, and what it takes beyond it is
+    subtracted, at most `MAX_CARRY_OVER`. What it took is its prediction, the making of its features included, times the
+    correction that its steps led to.
 
-    def __init__(self, table: TimingTable, head: np.ndarray, misses: float = 1.0) -> None:
-        self.table, self.correction = table, 1.0
+    Args:
+        table, head, misses: as of `smallest_rho`.
+        rho: None: none was asked for; `UNASKED_RHO`, or what the head takes.
+
+    Attributes:
+        rho: of the next selection: step time over that of full training as it would run now, with what is carried over.
+        slowdown, correction: see the module's header.
+
+    Raises:
+        UserError: even training the head alone takes more.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("correction", "_step_ms", "_caching_ms", "rho")  # in a checkpoint
+
+    def __init__(self, table: TimingTable, head: np.ndarray, rho: float | None, misses: float = 1.0) -> None:
+        self.table, self.correction, self.slowdown = table, 1.0, 1.0
         self.smallest_rho = smallest_rho(table, head, misses)
-        self.mask: np.ndarray | None = None  # of the latest plan
         self._step_ms = self._caching_ms = 0.0  # of the latest plan, in table time
+        if rho is not None and rho < self.smallest_rho:
+            raise UserError(
+                f"--rho {rho:g}: training the head alone takes {self.smallest_rho:.1%} of a full step here"
+                f"{', making its cached features included' if misses < 1 else ''}; "
+                f"give at least {math.ceil(self.smallest_rho * 1000) / 1000:g}"
+            )
+        self._asked = self.rho = max(UNASKED_RHO, self.smallest_rho) if rho is None else rho
 
-    def allow(self, progress: Progress) -> Allowance:
-        """The allowance of the next selection, corrected by what was measured since the last one."""
-        raise NotImplementedError
+    @property
+    def table_rho(self) -> float:
+        """`rho` in table time, over the table's full step."""
+        return self.rho / self.correction if self.rho < 1 else 1.0
 
-    def is_out_of_time(self, progress: Progress, selection_is_due: bool) -> bool:
-        """Whether no time is left for another step, for a selection if it is due, and for the validation after it."""
-        return False
-
-    def fitting_steps(self, progress: Progress) -> int | None:
-        """How many steps the run can have in all at the speed of the latest ones; None if nothing limits them."""
-        return None
+    def allow(self, progress: Progress) -> RhoBudget:
+        """Itself, for the next selection: corrected by what was measured since the last one."""
+        error, bound = PREDICTION_ERROR, CORRECTION_BOUND
+        if self.table.is_estimate:
+            error, bound = ESTIMATE_ERROR, ESTIMATE_BOUND
+        if self._step_ms and progress.step_ms and progress.slowdowns:
+            predicted_ms = self._step_ms * slowdown_of_steps(progress.slowdowns, len(progress.step_ms))
+            ratios = (np.array(progress.step_ms) / predicted_ms).tolist()
+            noise = _median_error(ratios) ** 2 + _median_error(progress.slowdowns) ** 2
+            gain = error**2 / (error**2 + noise)
+            self.correction *= (statistics.median(ratios) / self.correction) ** gain
+            self.correction = min(max(self.correction, 1 / bound), bound)
+        if self._step_ms:
+            took = min((self._step_ms + self._caching_ms) * self.correction / self.table.full_step_ms, 1.0)
+            carried = min(max(self.rho - took, -MAX_CARRY_OVER), MAX_CARRY_OVER)
+            self.rho = min(max(self._asked + carried, self.smallest_rho), 1.0)
+        self.slowdown = latest_slowdown(progress)
+        return self
 
     def adopt(self, plan: Plan) -> None:
-        """Note that the tensors of `plan` train from now on."""
-        self.mask, self._step_ms, self._caching_ms = plan.mask, plan.step_ms, plan.caching_ms
+        """Note what the steps of `plan`, which come next, take."""
+        self._step_ms, self._caching_ms = plan.step_ms, plan.caching_ms
 
     def follow(self, table: TimingTable, head: np.ndarray) -> None:
         """Go by another table of the same network from now on."""
@@ -125,52 +143,13 @@ class TimeBudget:
         self._step_ms = self._caching_ms = 0.0
 
     def to_record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, besides the mask."""
+        """What a checkpoint keeps of it."""
         return {name: getattr(self, name) for name in self.kept}
 
-    def resume(self, record: dict[str, Any], mask: np.ndarray) -> None:
-        """Continue from what `to_record` returned while bool [N] `mask` trained."""
-        self.mask = mask
+    def resume(self, record: dict[str, Any]) -> None:
+        """Continue from what `to_record` returned."""
         for name in self.kept:
             setattr(self, name, record[name])
-
-
-class RhoBudget(TimeBudget):
-    """Steps of at most `rho` of a full one on average.
-
-    What a selection leaves unused of its allowance is added to the next one's, and what it takes beyond it is
-    subtracted, at most `MAX_CARRY_OVER`. What it took is its prediction, the making of its features included, times the
-    correction that its steps led to.
-
-    Raises:
-        UserError: even training the head alone takes more.
-    """
-
-    kept: ClassVar[tuple[str, ...]] = (*TimeBudget.kept, "_allowed")
-
-    def __init__(self, table: TimingTable, head: np.ndarray, rho: float, misses: float = 1.0) -> None:
-        super().__init__(table, head, misses)
-        if rho < self.smallest_rho:
-            raise UserError(
-                f"--rho {rho:g}: training the head alone takes {self.smallest_rho:.1%} of a full step here"
-                f"{', making its cached features included' if misses < 1 else ''}; "
-                f"give at least {math.ceil(self.smallest_rho * 1000) / 1000:g}"
-            )
-        self._rho, self._allowed = rho, rho
-
-    def allow(self, progress: Progress) -> Allowance:
-        if self._step_ms and progress.step_ms and progress.slowdowns:
-            predicted_ms = self._step_ms * slowdown_of_steps(progress.slowdowns, len(progress.step_ms))
-            ratios = (np.array(progress.step_ms) / predicted_ms).tolist()
-            noise = _median_error(ratios) ** 2 + _median_error(progress.slowdowns) ** 2
-            gain = PREDICTION_ERROR**2 / (PREDICTION_ERROR**2 + noise)
-            self.correction *= (statistics.median(ratios) / self.correction) ** gain
-            self.correction = min(max(self.correction, 1 / CORRECTION_BOUND), CORRECTION_BOUND)
-        if self._step_ms:
-            took = min((self._step_ms + self._caching_ms) * self.correction / self.table.full_step_ms, 1.0)
-            carried = min(max(self._allowed - took, -MAX_CARRY_OVER), MAX_CARRY_OVER)
-            self._allowed = min(max(self._rho + carried, self.smallest_rho), 1.0)
-        return Allowance(self._allowed, latest_slowdown(progress), self.correction)
 
 
 def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
@@ -186,7 +165,9 @@ def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> flo
 def first_misses(data: ShuffledData, settings: Settings) -> float:
     """`misses` of the steps until the second selection; 1 without a cache."""
     schedule = Schedule.of(settings, data.steps_per_epoch)
-    steps = min(math.ceil(settings.interval * data.steps_per_epoch), schedule.total_steps)
+    steps = schedule.total_steps
+    if settings.interval is not None:
+        steps = min(math.ceil(settings.interval * data.steps_per_epoch), steps)
     return 1.0 if settings.feature_cache == "off" else feature_misses(data, steps)
 
 

@@ -17,16 +17,14 @@ from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (
+    CORRECTED_AFTER,
     GRADIENT_PASSES,
-    Allowance,
     Progress,
     RhoBudget,
-    TimeBudget,
     feature_misses,
     first_misses,
     gradient_pass_steps,
 )
-from elastic_trainer.selection.deadline import DeadlineBudget, RunTime
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
 from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
 from elastic_trainer.selection.schedule import Schedule
@@ -53,7 +51,7 @@ class ElasticScheme(Scheme):
         task: Task,
         data: ShuffledData,
         settings: Settings,
-        budget: TimeBudget,
+        budget: RhoBudget,
         importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
@@ -81,15 +79,15 @@ class ElasticScheme(Scheme):
             # optimizer would make, and the gradient g after it.
             batches = self.data.importance_batches(self.due[progress.step], self.settings.importance_batches)
             importance = self._evaluator.importance(state.optimizer, batches)
-            # The budget (section 3.3): ρ·T_full. It is corrected by how slow the device is now, and by how long the
-            # latest steps took: `RhoBudget.allow`, or `DeadlineBudget.allow`.
-            allowance = self.budget.allow(self._with_speed(progress, batches[0]))
+            # The budget (section 3.3): ρ·T_full. `RhoBudget.allow` corrects it by how slow the device is now, and by
+            # how long the latest steps took.
+            budget = self.budget.allow(self._with_speed(progress, batches[0]))
         while True:
             with _timed(seconds, "solve"):
                 # The solver (section 6): `select_tensors` puts the problem to `selection_solver_DP.solve`.
                 limits = self._limits(progress)
-                plan = self._select_tensors(self.table, importance, self.head, allowance.table_rho, *limits)
-                plan = self._kept(plan, progress, allowance)
+                plan = self._select_tensors(self.table, importance, self.head, budget.table_rho, *limits)
+                plan = self._kept(plan, progress)
             with _timed(seconds, "trace"):
                 # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
                 # that none of them needs.
@@ -101,9 +99,9 @@ class ElasticScheme(Scheme):
             steps = progress.feature_steps if possible else 0
             progress = progress._replace(features_possible=possible, feature_steps=steps)
         self.budget.adopt(plan)
-        return self._selection(plan, allowance, progress, seconds, state)
+        return self._selection(plan, progress, seconds, state)
 
-    def keep(self, best: Plan, current: np.ndarray, progress: Progress, allowance: Allowance) -> Plan:
+    def keep(self, best: Plan, current: np.ndarray, progress: Progress) -> Plan:
         """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.
 
         By default it stays if it is about as good, since another one has to be compiled.
@@ -111,33 +109,41 @@ class ElasticScheme(Scheme):
         misses, steps = 1.0, self._steps(progress)
         if progress.features_possible:
             misses = feature_misses(self.data, steps, progress.feature_steps)
-        seconds = (progress.selection_seconds or 0.0) / allowance.slowdown
+        seconds = (progress.selection_seconds or 0.0) / self.budget.slowdown
         changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
         return keep_if_close(self.table, best, current, misses, changing_ms)
 
     def plan(self, schedule: Schedule) -> None:
-        steps = schedule.selection_steps(self.settings.interval)
+        settings = self.settings
+        steps = [0] if settings.interval is None else schedule.selection_steps(settings.interval)
         self.due: dict[int, int] = {step: index for index, step in enumerate(steps)}
-        self._ends = [*steps, schedule.total_steps]
-        # Gradient passes must be compiled. That pays where later selections use what they measure.
-        is_used = len(steps) > 1 or self._evaluator.reads_gradients
-        self._measures_speed = self._passes_fit and not self.settings.deterministic and is_used
-        self.pass_steps = gradient_pass_steps(self._ends) if self._measures_speed else set[int]()
+        self._ends, all_ends = [*steps, schedule.total_steps], {*steps, schedule.total_steps}
+        # Gradient passes must be compiled. That pays where a rho was asked for, and later selections use what they
+        # measure.
+        is_corrected = self.table.is_estimate and (settings.rho or 1) < 1
+        is_used = len(steps) > 1 or self._evaluator.reads_gradients or is_corrected
+        is_asked = settings.rho is not None and not settings.deterministic
+        self._measures_speed = self._passes_fit and is_asked and is_used
+        if self._measures_speed and is_corrected:
+            for step in CORRECTED_AFTER:
+                if 2 * step <= self._ends[1]:
+                    self._select_before(step)
+            all_ends |= {*self.due}
+        self.pass_steps = gradient_pass_steps(sorted(all_ends)) if self._measures_speed else set[int]()
+
+    def _select_before(self, step: int) -> None:
+        """Select before `step`, too, with what is due for the steps until then."""
+        if step < self._ends[-1]:
+            self.due.setdefault(step, max(index for start, index in self.due.items() if start <= step))
 
     def follow(self, table: TimingTable, step: int) -> None:
         """Go by another table of the same network from `step` on, before which it selects."""
         self.table = table
         self.budget.follow(table, self.head)
-        self.due[step] = max(index for start, index in self.due.items() if start <= step)
+        self._select_before(step)
 
     def slowdown(self, batch: Batch) -> float:
         return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
-
-    def is_out_of_time(self, progress: Progress) -> bool:
-        return self.budget.is_out_of_time(progress, progress.step in self.due)
-
-    def fitting_steps(self, progress: Progress) -> int | None:
-        return self.budget.fitting_steps(progress)
 
     def to_record(self) -> dict[str, Any]:
         return {"table": self.table.digest(), "budget": self.budget.to_record()}
@@ -148,7 +154,7 @@ class ElasticScheme(Scheme):
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
         if selection is not None:
-            self.budget.resume(record["budget"], selection.mask)
+            self.budget.resume(record["budget"])
 
     def _steps(self, progress: Progress) -> int:
         """How many steps train what is selected now."""
@@ -171,27 +177,26 @@ class ElasticScheme(Scheme):
             return (misses,)
         return misses, self._room_mb, feature_batches(self.data, self.settings)
 
-    def _kept(self, best: Plan, progress: Progress, allowance: Allowance) -> Plan:
+    def _kept(self, best: Plan, progress: Progress) -> Plan:
         """`best`, or the current selection by `keep`, unless it takes too much memory."""
-        current = self.budget.mask
+        current = progress.mask
         if current is None or (self._room_mb < math.inf and self.table.predict_mb(current) > self._room_mb):
             return best
-        return self.keep(best, current, progress, allowance)
+        return self.keep(best, current, progress)
 
-    def _selection(
-        self, plan: Plan, allowance: Allowance, progress: Progress, seconds: dict[str, float], state: TrainState
-    ) -> Selection:
+    def _selection(self, plan: Plan, progress: Progress, seconds: dict[str, float], state: TrainState) -> Selection:
         """`plan` in wall time."""
+        budget = self.budget
         return Selection(
             plan.mask,
             plan.importance,
-            predicted_step_ms=plan.step_ms * allowance.slowdown * allowance.correction,
-            budget_step_ms=allowance.rho * self.table.full_step_ms * allowance.slowdown,
+            predicted_step_ms=plan.step_ms * budget.slowdown * budget.correction,
+            budget_step_ms=budget.rho * self.table.full_step_ms * budget.slowdown,
             uses_features=plan.uses_features,
             epoch=progress.step / progress.steps_per_epoch,
-            rho=allowance.rho,
-            slowdown=allowance.slowdown,
-            correction=allowance.correction,
+            rho=budget.rho,
+            slowdown=budget.slowdown,
+            correction=budget.correction,
             memory_mb=state.memory.needed_mb(self._measuring_mb) if self._measuring_mb else None,
             seconds=seconds,
         )
@@ -245,31 +250,14 @@ def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
 
 
 def make_budget(
-    model: keras.Model,
-    data: ShuffledData,
-    settings: Settings,
-    table: TimingTable,
-    elapsed: float = 0.0,
-    export_seconds: float = 0.0,
-    head: np.ndarray | None = None,
-) -> TimeBudget:
-    """The time budget that `settings` ask for.
+    model: keras.Model, data: ShuffledData, settings: Settings, table: TimingTable, head: np.ndarray | None = None
+) -> RhoBudget:
+    """The time budget that `settings` ask for; `head` as of `smallest_rho`, by default that of the model.
 
-    Args:
-        model, data, settings, table: of the run.
-        elapsed: seconds of a deadline that have passed before training starts.
-        export_seconds: of a deadline, kept for the export.
-        head: as of `TimeBudget`; by default that of the model.
-
-    Raises:
-        UserError: even training the head alone exceeds it; `DeadlineTooShortError` if it is a deadline.
+    Raises `UserError` if even training the head alone exceeds it.
     """
-    head, misses = head_mask(model) if head is None else head, first_misses(data, settings)
-    if settings.deadline is None:
-        return RhoBudget(table, head, settings.rho, misses)
-    schedule = Schedule.of(settings, data.steps_per_epoch)
-    due, run_time = schedule.selection_steps(settings.interval), RunTime.of(table, data, settings, export_seconds)
-    return DeadlineBudget(table, head, settings.deadline, schedule, due, run_time, misses, elapsed)
+    head = head_mask(model) if head is None else head
+    return RhoBudget(table, head, settings.rho, first_misses(data, settings))
 
 
 def elastic_scheme(

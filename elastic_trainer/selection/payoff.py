@@ -10,13 +10,17 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.selection.budget import LATEST_STEPS
+if TYPE_CHECKING:
+    import keras
 
+LATEST_STEPS = 50  # full ones, by which the time of one is judged
 TIMED_STEPS = 10  # full ones, without the first call, before anything is decided
+COMPILED = 5  # times a step: a call that takes longer has compiled
+COMPILING = 10  # times tracing the forward pass: compiling a step (4 to 15 were seen)
 MARGIN = 2  # times what changing to the upper part takes, that it must save
 SETTLED = 0.01  # of what the loss has fallen by so far
 PAIRS, CLOSE = 8, 0.05  # of full and elastic steps; of a full step, by which a selection may miss what was asked
@@ -33,10 +37,10 @@ class Decision(NamedTuple):
 def vectors_moved(vectors: Iterable[np.ndarray]) -> tuple[int, int]:
     """How many of the biases, scales and other vectors of a network have been trained, and how many there are.
 
-    They start as zeros and ones, whatever the network is, and no training leaves them there.
+    They start as zeros and ones, or as another constant, whatever the network is, and no training leaves them there.
     """
     vectors = [vector for vector in vectors if vector.size > 1]
-    return sum(not np.isin(array, (0, 1)).all() for array in vectors), len(vectors)
+    return sum(not np.isin(array, (0, 1)).all() and np.ptp(array) > 0 for array in vectors), len(vectors)
 
 
 def has_settled(losses: Sequence[float]) -> bool:
@@ -56,16 +60,28 @@ class Payoff:
         rho: asked share of a full step's time.
         vectors: the vectors among the weights that train.
         is_new: whether the optimizer has made no step; else weights may have moved in a fit before this one.
+
+    Attributes:
+        evidence: in words, for or against weights that were trained before.
+        tracing_ms: what tracing the forward pass took, where no call has compiled (`has_compiled`).
     """
 
     def __init__(self, rho: float, vectors: Iterable[np.ndarray], is_new: bool) -> None:
         self._rho, self._is_new, (moved, count) = rho, is_new, vectors_moved(vectors)
-        self._is_pretrained = is_new and 2 * moved > count
-        self._evidence = f"{moved} of {count} biases and scales have left 0 and 1, where they start"
+        self.looks_random = self._is_new and count > 0 and 2 * moved <= count
+        self._is_pretrained = self._is_new and 2 * moved > count
+        self.evidence = f"{moved} of {count} biases and scales have left the constants where they start"
+        self.tracing_ms = 0.0
         self._first_call_ms: float | None = None
         self._step_ms, self._calls = deque[float](maxlen=LATEST_STEPS), 0
         self._has_said = False
         self._losses: dict[str, list[float]] = {"val_loss": [], "loss": []}
+
+    @classmethod
+    def of(cls, rho: float, model: keras.Model) -> Payoff:
+        """That of a fit of a compiled model that starts now."""
+        vectors = [each.numpy() for each in model.trainable_variables if len(each.shape) == 1]
+        return cls(rho, vectors, int(model.optimizer.iterations.numpy()) == 0)
 
     def record_call(self, call_ms: float, steps: int = 1) -> bool:
         """Note that a call trained `steps` full steps. Whether this is the first time that enough of them are timed."""
@@ -89,8 +105,13 @@ class Payoff:
 
     @property
     def switching_ms(self) -> float:
-        """What changing to the upper part takes: about as much as compiling the full step did."""
-        return max((self._first_call_ms or 0.0) - self.full_ms, 0.0)
+        """What changing to the upper part takes: about as much as compiling the full step did, or by the tracing."""
+        return max((self._first_call_ms or 0.0) - self.full_ms, COMPILING * self.tracing_ms, 0.0)
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether the first call did; else an earlier fit has."""
+        return (self._first_call_ms or 0.0) > COMPILED * self.full_ms
 
     def decide(self, steps_left: int) -> Decision | None:
         """What to do in the `steps_left` of the fit; None: train everything for longer."""
@@ -101,7 +122,7 @@ class Payoff:
             cost = f"{self.switching_ms / 1e3:.0f} s of measuring and compiling"
             return Decision(False, f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}")
         if self._is_pretrained:
-            return Decision(True, f"the network is pretrained ({self._evidence})")
+            return Decision(True, f"the network is pretrained ({self.evidence})")
         name, losses = next((name, losses) for name, losses in self._losses.items() if losses or name == "loss")
         if has_settled(losses):
             half = len(losses) // 2
@@ -114,7 +135,7 @@ class Payoff:
         if self._is_pretrained or self._calls < TIMED_STEPS or self._has_said:
             return None
         self._has_said = True
-        why = f"since only {self._evidence}" if self._is_new else "since its optimizer has trained it before"
+        why = f"since only {self.evidence}" if self._is_new else "since its optimizer has trained it before"
         return f"everything trains until the loss settles, {why}"
 
 
@@ -141,15 +162,15 @@ class Comparison:
         self._full_ms.append(step_ms)
 
     def record_elastic(self, step_ms: float, waiting_ms: float) -> None:
-        """Note the time of an elastic step, and how long its batch took to come."""
+        """Note the time of an elastic step, with how long its batch took to come."""
         self._elastic_ms.append(step_ms)
         self._waiting_ms.append(waiting_ms)
 
     @property
-    def times_ms(self) -> tuple[float, float] | None:
-        """Of a full and of an elastic step; None if steps wait so long for data that a full one may not."""
+    def times_ms(self) -> tuple[float, float, float]:
+        """Of a full and of an elastic step, with the wait for their batches, and of that wait."""
         full_ms, elastic_ms, waiting_ms = map(statistics.median, (self._full_ms, self._elastic_ms, self._waiting_ms))
-        return None if waiting_ms > CLOSE * full_ms else (full_ms - waiting_ms, elastic_ms)
+        return full_ms, elastic_ms, min(waiting_ms, full_ms, elastic_ms)
 
 
 def chosen_interval(selection_ms: float, epoch_ms: float, rho: float, fewest: float) -> float:

@@ -11,7 +11,6 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.selection.budget import first_misses
-from elastic_trainer.selection.deadline import RunTime
 from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import select_tensors, select_upper_part
@@ -49,7 +48,6 @@ class RunPlan(NamedTuple):
     tensors: int
     step_ms: float  # with making features
     training: float  # seconds
-    in_all: float  # seconds, with selecting and validation
     features_mb: float
     memory_mb: float | None  # of the whole process; None: unknown
 
@@ -83,37 +81,35 @@ class RunPlanner:
             return None
         plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, misses, room_mb, batches)
         step_ms, kept = plan.step_ms + plan.caching_ms, batches * plan.uses_features
-        training = self.schedule.total_steps * step_ms / 1e3
-        selections = len(self.schedule.selection_steps(settings.interval))
         return RunPlan(
             tensors=int(plan.mask.sum()),
             step_ms=step_ms,
-            training=training,
-            in_all=training + RunTime.of(table, data, settings).beside(self.schedule.epochs, selections, training),
+            training=self.schedule.total_steps * step_ms / 1e3,
             features_mb=kept * float(table.features_mb[table.depth(plan.mask) - 1]),
             memory_mb=None if table.memory is None else memory.needed_mb(table.predict_mb(plan.mask, kept)),
         )
 
     @property
-    def _epochs(self) -> str:
-        return f"{self.schedule.epochs} epoch{'s' if self.schedule.epochs != 1 else ''}"
+    def _length(self) -> str:
+        if self.settings.deadline is not None:
+            return f"steps until {duration_text(self.settings.deadline)} have passed"
+        epochs = self.schedule.epochs
+        return f"{epochs} epoch{'s' if epochs != 1 else ''} of {self.schedule.steps_per_epoch} steps"
 
     def line(self, rho: float) -> str:
         """The run at `rho` in one line."""
-        settings, schedule, plan = self.settings, self.schedule, self.at(rho)
-        name = "plan" if settings.deadline is None else f"--deadline {duration_text(settings.deadline)}"
-        selections, about = f"a selection every {settings.interval:g}", ""
-        if settings.interval >= schedule.epochs:
-            selections, about = "one selection", "" if settings.deadline is None else "about "
-        text = f"{name}: {about}{self._epochs}, {selections}; at rho {rho:g} "
+        interval, plan = self.settings.interval, self.at(rho)
+        is_once = interval is None or interval >= self.schedule.epochs
+        text = f"plan: {self._length}, {'one selection' if is_once else f'a selection every {interval:g} epochs'}; "
+        text += f"at rho {rho:g} "
         if plan is None:
             return f"{text}not feasible"
         text += (
             f"a step takes {plan.step_ms:.0f} of {self.table.full_step_ms:.0f} ms and trains about {plan.tensors} of "
+            f"{len(self.head)} tensors"
         )
-        text += (
-            f"{len(self.head)} tensors; {duration_text(plan.training)} of training, {duration_text(plan.in_all)} in all"
-        )
+        if self.settings.deadline is None:
+            text += f"; {duration_text(plan.training)} of training steps"
         return text + ("" if plan.memory_mb is None else f", {plan.memory_mb:,.0f} MB of memory") + " (more: --plan)"
 
     def lines(self, rho: float) -> Iterator[str]:
@@ -123,10 +119,10 @@ class RunPlanner:
         in_parts = f" in parts of {rows}" if rows < batch_size else ""
         limit = f"limit {memory.limit_mb:,.0f} MB" if memory.has_limit else "no limit"
         yield (
-            f"plan: {self._epochs} of {schedule.steps_per_epoch} steps, {batch_size} images each{in_parts}; "
-            f"in all: with selecting and validation; memory: of the whole process, {limit}"
+            f"plan: {self._length}, {batch_size} images each{in_parts}; training: its steps; memory: of the whole "
+            f"process, {limit}"
         )
-        columns = (("step", 12), ("epoch", 10), ("training", 12), ("in all", 12), ("features", 12), ("memory", 12))
+        columns = (("step", 12), ("epoch", 10), ("training", 12), ("features", 12), ("memory", 12))
         yield f"   rho  {'tensors':>10}" + "".join(f"{name:>{width}}" for name, width in columns)
         for each in sorted({rho, *COMPARED_RHOS}):
             mark, plan = "→" if each == rho else " ", self.at(each)
@@ -136,6 +132,9 @@ class RunPlanner:
             total = "unknown" if plan.memory_mb is None else f"{plan.memory_mb:,.0f} MB"
             yield (
                 f"{mark} {each:.2f}  {plan.tensors:>4} of {len(self.head):>3}{plan.step_ms:>9.1f} ms"
-                f"{schedule.steps_per_epoch * plan.step_ms / 1e3:>8.1f} s{plan.training:>10.1f} s{plan.in_all:>10.1f} s"
+                f"{schedule.steps_per_epoch * plan.step_ms / 1e3:>8.1f} s{self._training(plan)}"
                 f"{plan.features_mb:>9.0f} MB{total:>12}"
             )
+
+    def _training(self, plan: RunPlan) -> str:
+        return f"{'-':>12}" if self.settings.deadline is not None else f"{plan.training:>10.1f} s"

@@ -21,7 +21,7 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.engine.closed_form_head import ClosedFormStep
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
-from elastic_trainer.selection.budget import Progress, TimeBudget
+from elastic_trainer.selection.budget import Progress, RhoBudget
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
@@ -33,7 +33,7 @@ class SchemeContext(NamedTuple):
     task: Task
     data: ShuffledData
     settings: Settings
-    budget: TimeBudget | None = None  # of an elastic scheme (`elastic.make_budget`)
+    budget: RhoBudget | None = None  # of an elastic scheme (`elastic.make_budget`)
 
 
 class Scheme:
@@ -66,14 +66,6 @@ class Scheme:
 
     def penalty(self, model: keras.Model) -> tf.Tensor | None:
         """What is added to the loss within the step, besides the model's own regularisers, or None."""
-        return None
-
-    def is_out_of_time(self, progress: Progress) -> bool:
-        """Whether no time is left for another step and the validation after it."""
-        return False
-
-    def fitting_steps(self, progress: Progress) -> int | None:
-        """How many steps the run can have in all, as it goes now; None if nothing limits them."""
         return None
 
     def to_record(self) -> dict[str, Any]:

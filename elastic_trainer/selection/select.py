@@ -46,7 +46,7 @@ class Selection:
     budget_step_ms: float | None = None
     uses_features: bool = False  # its steps take as long as predicted only if features are cached
     epoch: float = 0  # when it was made, in epochs since the start
-    rho: float | None = None  # as in `budget.Allowance`
+    rho: float | None = None  # as of `budget.RhoBudget`, like the next two
     slowdown: float | None = None
     correction: float | None = None
     memory_mb: float | None = None  # what the process is expected to take at most, resident; None: not known
@@ -66,7 +66,8 @@ class Selection:
     def text(self, used: np.ndarray) -> str:
         """What trains, in a line; bool [N] `used` as of `task.StepVariables`."""
         count, share = (self.mask & used).sum(), self.predicted_share
-        line = f"{count} of {used.sum()} tensors train, predicted {share:.2f} of plain fit's step time"
+        line = f"{count} of {used.sum()} tensors train"
+        line += "" if self.mask[used].all() else f", predicted {share:.2f} of plain fit's step time"
         return line if used.all() else f"{line}; the loss does not depend on {(~used).sum()} others"
 
     @property

@@ -62,7 +62,7 @@ def rate_at(batch_size: int) -> float:
 class Settings:
     """All settings of a run. The defaults are those of the paper's evaluation.
 
-    `deadline` is in seconds and replaces `rho`; `memory` is in MB; `interval` is in epochs. Fields that are None before
+    `deadline` is in seconds; `memory` is in MB; `interval` is in epochs. Fields that are None before
     `resolve` have the type that they have after it.
 
     Attributes:
@@ -116,7 +116,7 @@ class Settings:
     trained_layers: int = flag(1, TRAINED, count, "N", (
         "for `last_layers_training`: number of layers, counted from the output, that are trained"))
     num_epochs: int = flag(12, TRAINED, whole_number(1, 1_000_000), "N", (
-        "epochs. With `--deadline`, the default [depends on it](time_budget.md#a-deadline)"))
+        "epochs. With `--deadline`, by default as many as [there is time for](time_budget.md#a-deadline)"))
     max_steps: int | None = flag(None, TRAINED, count, "N", "stop, and end the learning-rate schedule, after N steps")
     learning_rate: float = flag(1e-4, TRAINED, rate, "RATE", (
         "highest learning rate. The preset `photos` takes 0.02 for 32 images a step, in proportion for fewer"))
@@ -129,8 +129,8 @@ class Settings:
         "step time of elastic training, as a share of a full step's. A single selection may take up to 0.03 more if "
         "earlier ones took less. With 1, everything trains"))
     deadline: float | None = flag(None, BUDGET, duration, "TIME", (
-        "instead of `--rho`: wall-clock time from the start of the program to its export, in seconds or as `90m` or "
-        "`2.5h`"))
+        "end the program in time, its export included: wall-clock time from its start, in seconds or as `90m` or "
+        "`2.5h`. `--rho` still says how long a step may take"))
     interval: float = flag(3.0, BUDGET, number(ABOVE_0, 1e9), "EPOCHS", (
         "epochs between two selections; 0.5 selects twice per epoch"))
     importance_batches: int = flag(1, BUDGET, count, "N", (
@@ -138,7 +138,7 @@ class Settings:
         "images](how_it_works.md#the-six-steps) than it was made from"))
     memory: float | None = flag(None, BUDGET, memory_size, "SIZE", (
         "[memory that the process may take](memory.md), TensorFlow included: `900M`, `1.5G`, or `80%` of what is "
-        "available at the start. Elastic schemes select within it, beside `--rho` or `--deadline`; others are refused "
+        "available at the start. Elastic schemes select within it, beside `--rho`; others are refused "
         "if they take more"), "no limit", is_free=True)
     micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "

@@ -6,6 +6,7 @@ They say how much an operation computes, not how fast (`profiler.py --timing flo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.networks.graphs import BRANCHES, bodies, needed_operations
@@ -83,25 +84,43 @@ def _elements(tensor: tf.Tensor) -> int:
     return tensor.shape.num_elements() or 0
 
 
-def count_flops(graph: Any) -> dict[str, float]:
+def count_flops(graph: Any, contractions_alone: bool = False) -> dict[str, float]:
     """FLOPs of each operation of `graph`, a function's graph (FuncGraph), by name.
 
-    Contractions as in `contraction_flops`; all others one for each element they read or write. A loop counts its body
-    as often as it runs if the graph says so (`maximum_iterations`, as Keras' recurrent layers set it, also on the
-    way back), else once; a branch counts its dearer side. What no result needs counts 0: it is never executed.
+    Contractions as in `contraction_flops`; all others one for each element they read or write, or none. A loop counts
+    its body as often as it runs if the graph says so (`maximum_iterations`, as Keras' recurrent layers set it, also on
+    the way back), else once; a branch counts its dearer side. What no result needs counts 0: it is never executed.
     """
+
+    def flops(op: tf.Operation) -> float:
+        found = contraction_flops(op)
+        return (0.0 if contractions_alone else _sum(_elements, op)) if found is None else found
+
+    return _counted(graph, flops)
+
+
+def count_bytes(graph: Any) -> dict[str, float]:
+    """Bytes that each operation of `graph` reads or writes, by name; loops and branches as for `count_flops`."""
+    return _counted(graph, lambda op: _sum(lambda tensor: _elements(tensor) * tensor.dtype.size, op))
+
+
+def _sum(size: Callable[[tf.Tensor], int], op: tf.Operation) -> float:
+    return float(sum(map(size, (*op.inputs, *op.outputs))))
+
+
+def _counted(graph: Any, cost: Callable[[tf.Operation], float]) -> dict[str, float]:
+    """The cost of each operation of `graph`, by name."""
     executed = needed_operations([*graph.outputs, *graph.control_outputs])
-    return {op.name: _op_flops(op) if op.name in executed else 0.0 for op in graph.get_operations()}
+    return {op.name: _op_cost(op, cost) if op.name in executed else 0.0 for op in graph.get_operations()}
 
 
-def _op_flops(op: tf.Operation) -> float:
+def _op_cost(op: tf.Operation, cost: Callable[[tf.Operation], float]) -> float:
     if op.type in _FREE:
         return 0.0
     if op.type in BRANCHES:
-        inner = [sum(count_flops(body).values()) for body in bodies(op)]
+        inner = [sum(_counted(body, cost).values()) for body in bodies(op)]
         return _trips(op) * sum(inner) if "While" in op.type else max(inner, default=0.0)
-    flops = contraction_flops(op)
-    return float(sum(map(_elements, (*op.inputs, *op.outputs)))) if flops is None else flops
+    return cost(op)
 
 
 def _trips(loop: tf.Operation) -> int:

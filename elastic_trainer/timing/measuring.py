@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_trainer.engine.task import Task
     from elastic_trainer.settings import Settings
 
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS = 5, 40, 110
+MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS, FEW_MS = 5, 40, 110, 100
 MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
@@ -36,17 +36,6 @@ CALIBRATION = (
     *((depth, 1 / 6) for depth in (0.25, 0.5, 0.75, 1.0)),
 )
 HEAD = (0.0, 1.0)
-# Of a short table. Only the first is measured from cached features, too (docs/log/time_model.md).
-QUICK_CALIBRATION = ((0.25, 1.0), (0.7, 1.0))
-# What a short table takes once its full step is compiled, in times of that and in full steps, and its fewest rounds
-# (docs/log/deadlines.md). These are ratios, so they hold on slower devices, too.
-QUICK_COMPILING, QUICK_STEPS, QUICK_ROUNDS = 3.0, 20, 2
-# The same for a table of the full step alone: twice what was seen, in case the device gets busy meanwhile.
-FULL_COMPILING, FULL_STEPS = 0.8, 20
-
-
-class NoTimeToMeasureError(Exception):
-    """A timing table would not be complete in time."""
 
 
 class Training(NamedTuple):
@@ -68,9 +57,7 @@ class Measurement(NamedTuple):
         step_ms: [rounds, len(masks)] wall times.
         cached: indices into `masks` of the selections that were measured on cached features, too.
         cached_ms: [rounds, len(cached)] wall times on those.
-        wall_ms: the other measured fields of the `TimingTable`; forward_ms is None if it was not measured.
-        is_quick: only the fewest selections were measured.
-        is_full_alone: for lack of time, only the full step was.
+        wall_ms: the other measured fields of the `TimingTable`.
     """
 
     task: Task
@@ -82,8 +69,6 @@ class Measurement(NamedTuple):
     cached: list[int]
     cached_ms: np.ndarray
     wall_ms: dict[str, float | None]
-    is_quick: bool
-    is_full_alone: bool
 
 
 def calibration_masks(
@@ -111,21 +96,19 @@ def calibration_masks(
     return [*masks, np.ones(len(positions), bool)]
 
 
-def measure_steps(
-    runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS, fewest: int = MIN_ROUNDS
-) -> np.ndarray:
+def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms of compiled steps, without disturbed ones and drift.
 
-    As many rounds as fit into `seconds`, at least `fewest`.
+    As many rounds as fit into `seconds`, at least `MIN_ROUNDS`.
     """
     warm_ms = measure_ms(runs, rounds=1)
     warmup = int(np.median(warm_ms) < LONG_STEP_MS)
     fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + warmup)))
-    rounds = min(max(fitting, fewest), MAX_ROUNDS)
+    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
     times: list[np.ndarray] = []
     end = time.perf_counter() + seconds
     with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
-        while len(times) < rounds and (len(times) < fewest or time.perf_counter() < end):
+        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
             times.append(measure_ms(runs, rounds=1, warmup=warmup, max_tries=MAX_TRIES))
             bar.update()
     return without_drift(np.concatenate(times))
@@ -181,6 +164,17 @@ def compile_from_features(run: partial[Any]) -> partial[Any] | None:
     return from_features
 
 
+def full_step_ms(training: Training) -> float:
+    """Wall time in ms of a step that trains everything: the median of a few."""
+    return median_ms(compile_steps(training, [None])[0])
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Median wall time in ms of calls of a compiled step: of as many as fit into `FEW_MS`, at least `MIN_ROUNDS`."""
+    rounds = int(np.clip(FEW_MS / measure_ms([run], 1)[0, 0], MIN_ROUNDS, MAX_ROUNDS))
+    return float(np.median(measure_ms([run], rounds)))
+
+
 def copying_ms() -> tuple[float, float]:
     """Wall times in ms of reading a MB of features for a step, and of keeping it, in memory that no cache holds."""
     import tensorflow as tf
@@ -202,65 +196,39 @@ def measure(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
-    quick_until: float | None = None,
 ) -> Measurement:
-    """Measure steps of a few selections for `seconds`, at least five rounds, or two for a short table.
+    """Measure steps of a few selections for `seconds`, at least five rounds.
 
     Args:
         with_features: measure steps from cached features, too. Without them, half as many selections are measured.
         plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
-        quick_until: measure the fewest selections that a fit needs, or where there is no time for them the full step
-            alone, and be complete, with the trace, at this time of `time.perf_counter`; infinity: whenever. None:
-            measure all selections.
-
-    Raises:
-        NoTimeToMeasureError: that time does not suffice, by how long compiling and running the full step took.
     """
     from elastic_trainer.engine.step import AllGradients, forward_pass
 
-    start, is_quick, (task, _, batch) = time.perf_counter(), quick_until is not None, training
+    task, _, batch = training
     [run_full] = compile_steps(training, [None])
-    compiling, fewest = time.perf_counter() - start, MIN_ROUNDS
     calibration = [HEAD, *CALIBRATION[:: 1 if with_features else 2]]
-    if quick_until is not None:
-        calibration, full_seconds = [*QUICK_CALIBRATION], measure_ms([run_full], 1).item() / 1e3
-        left = quick_until - time.perf_counter()
-        if left < FULL_COMPILING * compiling + FULL_STEPS * full_seconds:
-            raise NoTimeToMeasureError
-        if left < QUICK_COMPILING * compiling + QUICK_STEPS * full_seconds:
-            calibration = []
-        seconds, fewest = min(seconds, (left - QUICK_COMPILING * compiling) / 2), QUICK_ROUNDS
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
     masks = calibration_masks(attribution.positions, attribution.kernels, task.head, calibration)
-    start = time.perf_counter()
     runs = [*compile_steps(training, masks[:-1]), run_full]
-    on_features = runs[: 1 if is_quick else None] if with_features and len(runs) > 1 else []
-    from_features = [compile_from_features(run) for run in on_features]
-    if len(masks) > 1:
-        compiling = (time.perf_counter() - start) / (len(masks) - 1)
+    from_features = [compile_from_features(run) for run in runs] if with_features and len(runs) > 1 else []
     cached = {index: run for index, run in enumerate(from_features) if run is not None}
     calls: dict[str, list[Callable[[], object]]] = {
-        "forward": [] if is_quick else [partial(forward_pass(task, len(batch)), *run_full.args)],
+        "forward": [partial(forward_pass(task, len(batch)), *run_full.args)],
         "steps": [*runs],
         # The gradient pass is next to the full step, so that both see the same disturbances.
-        "pass": [partial(AllGradients(task, len(batch)).run, batch)] if calibration else [],
+        "pass": [partial(AllGradients(task, len(batch)).run, batch)],
         "cached": [*cached.values()],
         "plain": [] if plain is None else [plain],
     }
-    times = measure_steps([*chain(*calls.values())], seconds, fewest)
+    times = measure_steps([*chain(*calls.values())], seconds)
     ms = dict(zip(calls, np.split(times, np.cumsum([len(each) for each in calls.values()])[:-1], axis=1), strict=True))
     full_ms = ms["steps"][:, -1:]
-
-    def median(values: np.ndarray) -> float | None:
-        return float(np.median(values)) if values.size else None
-
     wall_ms = {
-        "forward_ms": median(ms["forward"]),
-        "full_step_ms": median(full_ms),
-        "gradient_pass_ms": (median(ms["pass"] / full_ms) or 1.0) * float(np.median(full_ms)),
-        "compiling_ms": 1e3 * compiling,
-        "plain_step_ms": median(ms["plain"]),
+        "forward_ms": float(np.median(ms["forward"])),
+        "full_step_ms": float(np.median(full_ms)),
+        "gradient_pass_ms": float(np.median(ms["pass"] / full_ms)) * float(np.median(full_ms)),
+        "plain_step_ms": None if plain is None else float(np.median(ms["plain"])),
     }
-    measured = masks, ms["steps"], [*cached], ms["cached"], wall_ms
-    return Measurement(task, full, run_full, attribution, *measured, is_quick, is_full_alone=not calibration)
+    return Measurement(task, full, run_full, attribution, masks, ms["steps"], [*cached], ms["cached"], wall_ms)

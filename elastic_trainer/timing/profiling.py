@@ -19,7 +19,7 @@ from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit, depth_of, fit_wall_time, forward_sums, selection_sums
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure, median_ms
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
 
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
-QUICK_TRACED = 3  # for a short table, whose predictions more do not improve (docs/log/time_model.md)
 # Times the median operation, by which the fit may lengthen each: without a bound it takes more, and predicts other
 # selections worse (docs/log/time_model.md).
 MAX_UNTRACED = 5
 SHORT_SECONDS = 8.0  # of measuring steps, for a model that trains in the user's program
-QUICK_SECONDS = 2.0  # of measuring steps, for a run of main.py that finds no table
 
 
 def profile(
@@ -68,28 +66,31 @@ def profile(
 
     from elastic_trainer.datasets.batches import Batch, mapped, specs_of
     from elastic_trainer.engine.task import CompiledTask
-
-    values = mapped(tf.convert_to_tensor, (inputs, targets, weights))
-    task = CompiledTask(model, *specs_of(values))
-    return profile_compiled(task, Batch(lambda: values[0], *values[1:]), seconds, with_features)
-
-
-def profile_compiled(
-    task: CompiledTask, batch: Batch, seconds: float = SHORT_SECONDS, with_features: bool = False
-) -> TimingTable:
-    """The timing table of a task whose model is compiled, see `profile`; `with_features` as of `measuring.measure`."""
     from elastic_trainer.networks.tensors import restored
 
-    model, settings = task.model, compiled_settings(task, len(batch))
+    values = mapped(tf.convert_to_tensor, (inputs, targets, weights))
+    task, batch = CompiledTask(model, *specs_of(values)), Batch(lambda: values[0], *values[1:])
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     changed = [*model.trainable_variables, *model.optimizer.variables]
     with restored(changed, task.variables.written), tempfile.TemporaryDirectory() as folder:
-        plain = _plain_step(model, batch)
-        training = Training(task, model.optimizer, batch)
-        table = profile_task(training, settings, Path(folder), "trace", seconds, with_features, plain)
+        plain, training = _plain_step(model, batch), Training(task, model.optimizer, batch)
+        about = compiled_settings(task, len(batch))
+        table = profile_task(training, about, Path(folder), "trace", seconds, with_features, plain)
         names, plain_ms = numbered_names(model), (table.plain_step_ms or 0.0) / model.steps_per_execution
         return replace(table, names=[names[k] for k in table.positions], plain_step_ms=plain_ms)
+
+
+def plain_step_ms(task: CompiledTask, batch: Batch) -> float:
+    """Wall time in ms of a step of plain `fit` on a batch that is there; the model and its optimizer do not change."""
+    from elastic_trainer.networks.tensors import restored
+
+    model = task.model
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    changed = [*model.trainable_variables, *model.optimizer.variables]
+    with restored(changed, task.variables.written):
+        return median_ms(_plain_step(model, batch)) / model.steps_per_execution
 
 
 def numbered_names(model: keras.Model) -> list[str]:
@@ -136,22 +137,21 @@ def profile_task(
     seconds: float = MEASURING_SECONDS,
     with_features: bool = True,
     plain: Callable[[], object] | None = None,
-    quick_until: float | None = None,
 ) -> TimingTable:
     """Measure the timing table of a task.
 
     Args:
-        training, seconds, with_features, plain, quick_until: as of `measuring.measure`.
+        training, seconds, with_features, plain: as of `measuring.measure`.
         settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
         timing: "trace" (on a GPU of its kernels, untested on a live one), or "flops", which are scaled to add up to the
             measured full step. Either way the fit is to measured steps.
 
     Raises:
-        UserError: TensorFlow wrote no trace. As of `measuring.measure`.
+        UserError: TensorFlow wrote no trace.
     """
     start = time.perf_counter()
-    measurement = measure(training, seconds, with_features, plain, quick_until)
+    measurement = measure(training, seconds, with_features, plain)
     table = make_table(measurement, settings, folder, timing)
     table.details["profiling_seconds"] = time.perf_counter() - start
     return table
@@ -191,18 +191,11 @@ def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path,
             }
             for index, mask in enumerate(masks)
         ],
-        "is_quick": measurement.is_quick,
-        "is_full_alone": measurement.is_full_alone,
         "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
         "environment": environment(),
     }
     fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
-    wall_ms = dict(measurement.wall_ms)
-    if wall_ms["forward_ms"] is None:  # a step without what only some tensors need
-        wall_ms["forward_ms"] = fit.constant_ms + fit.t_fw_factor * (
-            float(times.t_fw_ms.sum()) + times.preprocessing_ms
-        )
-    return _timing_table(measurement.task, settings, full, attribution, times, fit, wall_ms, details)
+    return _timing_table(measurement.task, settings, full, attribution, times, fit, measurement.wall_ms, details)
 
 
 def _step_sums(times: OperationTimes, measurement: Measurement) -> np.ndarray:
@@ -229,7 +222,6 @@ def _operation_times(measurement: Measurement, timing: str, folder: Path) -> tup
         ms_per_flop = full_ms / sum(flops.values())
         return {name: ms_per_flop * count for name, count in flops.items()}, 0.0, 0
     steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
-    steps = QUICK_TRACED if measurement.is_quick else steps
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
         def run() -> None:

@@ -44,8 +44,7 @@ class TimingTable:
         forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
         fit: from operation times to wall time.
         settings: that it was measured with, such as those in `TABLE_SETTINGS`.
-        memory: what the tensors cost in memory, at the batch size of the table; None: unknown, as the next two.
-        compiling_ms: mean wall time of compiling a step, and that from features, first calls included.
+        memory: what the tensors cost in memory, at the batch size of the table; None: unknown, as the next one.
         plain_step_ms: wall time of a step of Keras' own `fit`.
         details: further measurements, kept in profile.json.
     """
@@ -65,7 +64,6 @@ class TimingTable:
     fit: Fit
     settings: dict[str, Any] = field(default_factory=dict)
     memory: MemoryCosts | None = None
-    compiling_ms: float | None = None
     plain_step_ms: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -106,11 +104,14 @@ class TimingTable:
         return (self.plain_step_ms or self.full_step_ms) / self.full_step_ms
 
     @property
+    def is_estimate(self) -> bool:
+        """Whether it follows from FLOPs and bytes alone: shares of a step, in a unit that is not this device's."""
+        return bool(self.details.get("is_estimate"))
+
+    @property
     def doubt(self) -> str | None:
         """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
         error, free = (self.fit.median_error_percent or 0.0) / 100, MAX_FREE * self.full_step_ms
-        if self.details.get("is_full_alone"):
-            return "for lack of time, only the full step was measured"
         if error > MAX_ERROR:
             return f"it predicts measured steps with a median error of {error:.0%}"
         parts = (

@@ -30,7 +30,7 @@ TABLE_SETTINGS = (
 _ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")
 _COLUMNS = "name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "features_mb"  # of table.csv
 # Fields of a table that profile.json has under the same names.
-_NUMBERS = (*TIMES, "compiling_ms", "plain_step_ms")
+_NUMBERS = (*TIMES, "plain_step_ms")
 
 
 class StaleTableError(UserError):

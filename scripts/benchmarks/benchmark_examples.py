@@ -114,7 +114,6 @@ def run(code: str, way: str) -> dict[str, Any]:
 
 def _run(sender: Connection, code: str, way: str, folder: str) -> None:
     os.chdir(folder)
-    os.environ["XDG_CACHE_HOME"] = folder
     found: dict[str, Any] = {"seconds": 0.0, "epochs": []}
     fit, said = keras.Model.fit, io.StringIO()
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python
 """Is rho kept? Step time of short elastic runs over that of full training, whose steps alternate with theirs.
 
-Each elastic run uses the timing table and corrects its budget while it trains, as main.py does. Between any two of its
-steps, a second network takes a step of full training, so that whatever disturbs the machine disturbs both. Data:
-handwritten digits at the given input size, a few steps an epoch. Three epochs lie between two selections, so that
-features are used again; a step includes its share of what making them took. The batch norms of a network with random
-weights get the statistics of these digits. Every run starts from the same weights. Pairs of steps from which other
-virtual machines took time are left out if enough others remain. Both medians and sums are compared: a selection may use
-what earlier ones left of their budget, so its steps may take more than rho, but the entire run should not. The script
-prints one JSON object as its last line.
+Each elastic run uses the timing table (with `--estimated 1`: none), and corrects its budget while it trains, as main.py
+does. Between any two of its steps, a second network takes a step of full training, so that whatever disturbs the
+machine disturbs both. Data: handwritten digits at the given input size, a few steps an epoch. Three epochs lie between
+two selections, so that features are used again; a step includes its share of what making them took. The batch norms of
+a network with random weights get the statistics of these digits. Every run starts from the same weights. Pairs of steps
+from which other virtual machines took time are left out if enough others remain. Both medians and sums are compared: a
+selection may use what earlier ones left of their budget, so its steps may take more than rho, but the entire run should
+not. The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -110,7 +110,12 @@ class Alternating(Listener):
 
 
 def run(
-    model: keras.Model, data: ImageData, settings: Settings, table: TimingTable, full: Callable[[], object], busy: int
+    model: keras.Model,
+    data: ImageData,
+    settings: Settings,
+    table: TimingTable | None,
+    full: Callable[[], object],
+    busy: int,
 ) -> dict[str, Any]:
     """One elastic run beside `full`, which runs a step of full training: ratios by medians and by sums, and so on.
 
@@ -124,10 +129,12 @@ def run(
     finally:
         listener.end_busy()
     assert results is not None, "it ran to its end"
-    selections = trainer.history.selections
-    own_ms, caching_ms, full_ms, is_quiet = np.array(listener.times).reshape(len(selections), -1, 4).transpose(2, 0, 1)
-    pairs = np.array([own_ms + caching_ms.mean(axis=1, keepdims=True), full_ms])[:, ~np.isnan(own_ms)]
-    quiet = pairs[:, is_quiet[~np.isnan(own_ms)] == 1]
+    selections, parts = trainer.history.selections, []
+    for times in np.split(np.array(listener.times), [one.step for one in selections[1:]]):
+        timed = times[~np.isnan(times[:, 0])]
+        parts.append(timed[:, (0, 2, 3)] + [times[:, 1].mean(), 0, 0])
+    pairs, is_quiet = np.concatenate(parts).T[:2], np.concatenate(parts)[:, 2]
+    quiet = pairs[:, is_quiet == 1]
     counted = quiet if quiet.shape[1] >= MIN_UNDISTURBED else pairs
     elastic, plain = np.median(counted, axis=1)
     elastic_sum, plain_sum = counted.sum(axis=1)
@@ -143,12 +150,16 @@ def run(
     }
 
 
+def profiled_table(model: keras.Model, network: Settings) -> TimingTable:
+    with tempfile.TemporaryDirectory() as folder:
+        return profiler.profile(model, network, Path(folder))
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The timing table, and of each feasible rho its runs, one a round."""
     network = args.network
     model, data = models.build(network), few_digits(network, args.steps // EPOCHS)
-    with tempfile.TemporaryDirectory() as folder:
-        table = profiler.profile(model, network, Path(folder))
+    table = None if args.estimated else profiled_table(model, network)
     batch = next(iter(data.train(0)))
     full = partial(full_training_step(network), batch.inputs, batch.targets)
     if network.weights == "none" and not is_custom_model(network.model_name):
@@ -162,7 +173,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         importance_batches=args.importance_batches,
         feature_cache="float32",
     )
-    smallest = smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
+    smallest = 0.0 if table is None else smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in RHOS if rho >= smallest}
     for rho in args.rounds * [*runs]:
         model.set_weights(weights)
@@ -181,7 +192,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "busy_processes": args.busy,
         "rho": records,
         "kept": kept,
-        "profiled_full_step_ms": table.full_step_ms,
+        "profiled_full_step_ms": None if table is None else table.full_step_ms,
     }
 
 
@@ -190,6 +201,7 @@ SETTINGS = {
     "steps": Setting(30, 12, "steps between two selections"),
     "intervals": Setting(4, 2, "selections a run"),
     "importance_batches": Setting(1, 1, "averaged for a selection"),
+    "estimated": Setting(0, 0, "1: without a timing table"),
     "busy": Setting(0, 0, "processes that compete for the cores in the first three quarters of each run"),
 }
 

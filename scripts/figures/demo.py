@@ -11,12 +11,9 @@ table; writes figures/demo.pdf, .png and .csv, with a map of what the paper's me
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,7 +38,6 @@ TRAININGS: dict[str, dict[str, Any]] = {
     FULL: {"num_epochs": 24},
 }
 FLAGS = "--dataset_name digits --preset photos --input_size 64 --batch_size 32 --learning_rate 0.02 --augment none"
-MOST_TABLES = 3  # measured until one allows ρ
 LABELS = {
     BEFORE: "as it comes: knows printed digits",
     HEAD: "new head alone, in closed form",
@@ -97,10 +93,8 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     from elastic_trainer.engine.task import ImageClassification
     from elastic_trainer.runs.progress import ProgressBar
     from elastic_trainer.runs.trainer import Trainer
-    from elastic_trainer.selection.budget import smallest_rho
+    from elastic_trainer.timing.estimate import estimated_table
     from elastic_trainer.timing.measuring import idle_training
-    from elastic_trainer.timing.profiling import QUICK_SECONDS, profile_task
-    from elastic_trainer.timing.table_file import table_settings
 
     def tested() -> float:
         return 100 * evaluation(digits.test())["accuracy"]
@@ -121,26 +115,16 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     fitted = time.perf_counter() - start
     found[HEAD] = [(fitted, tested())]
 
-    print("2/3 what does each tensor cost to train here? Measured once for each device and network")
-    rho = PRESETS["paper"].rho
-    for _ in range(MOST_TABLES):
-        with TemporaryDirectory() as folder:
-            idle, about = idle_training(model, settings), table_settings(settings)
-            table = profile_task(idle, about, Path(folder), seconds=QUICK_SECONDS, quick_until=math.inf)
-        smallest = smallest_rho(table, task.head)
-        if smallest <= rho:
-            break
-        print(f"the head alone would take {smallest:.2f} of a full step: the device was busy, so it is measured again")
-    else:
-        rho = min(math.ceil(100 * smallest) / 100, 1.0)
-        print(f"the device stays busy: ρ is {rho:g}, not 0.5")
+    print("2/3 what does each tensor cost to train here? By FLOPs and bytes, until steps are timed (or by profiler.py)")
+    idle = idle_training(model, settings)
+    table = estimated_table(idle.task, idle.optimizer, settings.batch_size, {})
 
     print("3/3 the paper's elastic training, then the upper part, then full training")
     chosen: dict[str, Selections] = {}
     for train_type, flags in TRAININGS.items():
         model.set_weights(weights)
         curve = Curve(fitted if train_type == UPPER_PART else 0.0, found[BEFORE][0][1])
-        asked = replace(settings, rho=rho, validation_share=0.0, **flags)
+        asked = replace(settings, rho=PRESETS["paper"].rho, validation_share=0.0, **flags)
         trainer = Trainer(task, digits, train_type, asked, [curve, ProgressBar()], table=table)
         trainer.run()
         chosen[train_type] = [(selection.epoch, selection.mask) for selection in trainer.history.selections]

@@ -30,7 +30,6 @@ from elastic_trainer import ElasticTraining
 from elastic_trainer.selection.payoff import Decision, Payoff
 from elastic_trainer.settings.flags import OneLineParser
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing import measuring, profiling
 
 TESTS = (
     *("early_stopping", "model_checkpoint", "backup_and_restore", "swap_ema_weights", "reduce_lr_on_plateau"),
@@ -87,8 +86,6 @@ def with_elastic_training(settings: dict[str, Any], elastic: Counter[str]) -> No
 
     Payoff.record_call = recorded_twice  # type: ignore
     Payoff.decide = lambda *_: Decision(True, "decided at once")  # type: ignore[method-assign]
-    measuring.CALIBRATION, measuring.MAX_ROUNDS = measuring.QUICK_CALIBRATION, measuring.MIN_ROUNDS
-    profiling.MAX_TRACED = profiling.MIN_TRACED
 
 
 def run_tests(folder: str, settings: dict[str, Any] | None) -> tuple[Counter[str], dict[str, str]]:
@@ -97,7 +94,6 @@ def run_tests(folder: str, settings: dict[str, Any] | None) -> tuple[Counter[str
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     outcomes, elastic = Outcomes(), Counter[str]()
     os.chdir(folder)
-    os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
     if settings is not None:
         with_elastic_training(settings, elastic)
     pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", folder], plugins=[outcomes])

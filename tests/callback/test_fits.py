@@ -1,6 +1,5 @@
 """ElasticTraining in model.fit: it trains exactly what is selected, as Keras trains it, with everything fit offers."""
 
-import math
 from typing import Any
 
 import keras
@@ -290,23 +289,6 @@ def test_it_ends_with_its_fit_even_if_that_fails():
     assert elastic.history.step == 5, "it starts again with each fit"
 
 
-def test_the_table_is_measured_once_and_kept(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.timing.table.MAX_ERROR", math.inf)  # it is measured on a busy machine
-    monkeypatch.setattr("elastic_trainer.timing.table.MAX_FREE", math.inf)
-
-    def fit(model):
-        elastic = ElasticTraining(rho=0.7, table=tmp_path / "table")
-        model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
-        text = capsys.readouterr().out
-        assert "of 11 tensors train" in text and elastic.history.step == 5
-        return "timing table kept in" in text
-
-    assert fit(compiled())
-    assert not fit(compiled()), "another model of the same operations, whose layers Keras numbers again, has it, too"
-    (tmp_path / "table" / "profile.json").write_text("{}")
-    assert fit(compiled()), "a damaged one is measured again"
-
-
 def test_measuring_changes_neither_the_network_nor_its_optimizer(tmp_path):
     model = compiled(keras.optimizers.AdamW(0.01))
     model.fit(IMAGES, LABELS, batch_size=8, epochs=1, verbose=0)
@@ -337,7 +319,7 @@ def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
     model.compile("sgd", LOGITS_LOSS)
     elastic = callback(model, rho=0.9)
     model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
-    training = elastic._trainer.training
+    training = elastic._fit.engine.training
     measured = TrainStep(training.task, model.optimizer, 8, elastic.history.selection.mask)
     kinds = [[op.type for op in graph.get_operations()] for graph in (training.step_graph, measured.graph)]
     for kind in ("MatMul", "Conv2D"):  # a small pointwise convolution is a product of matrices

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from conftest import make_small_model, make_table
 
-from elastic_trainer import ElasticTraining, keras_callback
+from elastic_trainer import ElasticTraining, keras_fit
 from elastic_trainer.selection import payoff
 from elastic_trainer.selection.payoff import Comparison, Payoff, chosen_interval, has_settled, vectors_moved
-from elastic_trainer.timing.run_steps import sharpened
+from elastic_trainer.timing.estimate import sharpened
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32), np.arange(40) % 3
@@ -63,15 +63,14 @@ def test_a_network_of_random_weights_or_of_an_earlier_fit_trains_until_its_valid
         assert fit.decide(10_000).goes and "hardly lowered val_loss" in fit.decide(10_000).why
 
 
-def test_steps_that_wait_for_data_are_not_compared():
-    for waiting_ms, times_ms in ((4.0, (96.0, 50.0)), (30.0, None)):
-        comparison = Comparison(pairs=2)
-        for _ in range(2):
-            assert not comparison.wants_full and not comparison.is_done
-            comparison.record_elastic(50.0, waiting_ms)
-            assert comparison.wants_full
-            comparison.record_full(100.0)
-        assert comparison.is_done and comparison.times_ms == times_ms
+def test_times_that_are_compared_contain_the_wait_for_data_and_say_how_long_it_is():
+    comparison = Comparison(pairs=2)
+    for _ in range(2):
+        assert not comparison.wants_full and not comparison.is_done
+        comparison.record_elastic(80.0, 30.0)
+        assert comparison.wants_full
+        comparison.record_full(100.0)
+    assert comparison.is_done and comparison.times_ms == (100.0, 80.0, 30.0)
 
 
 def test_selections_take_a_tenth_of_what_steps_save():
@@ -89,20 +88,19 @@ def test_a_table_is_corrected_by_one_measured_selection_and_keeps_the_full_step(
 
 
 @pytest.fixture
-def made_up_times(monkeypatch, tmp_path):
+def made_up_times(monkeypatch):
     """Calls of Keras' function take 100 ms, the first one 5 s; elastic steps what the list says, one a comparison."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     now = itertools.accumulate(itertools.chain([0.0, 5000.0], itertools.cycle([0.0, 100.0])))
-    monkeypatch.setattr(keras_callback, "_now_ms", partial(next, now))
+    monkeypatch.setattr(keras_fit, "_now_ms", partial(next, now))
     elastic_ms: list[float] = []
 
     class MadeUp(Comparison):
         def __init__(self):
             super().__init__(pairs=2)
 
-        times_ms = property(lambda _: (100.0, elastic_ms.pop(0)))
+        times_ms = property(lambda _: (100.0, elastic_ms.pop(0), 0.0))
 
-    monkeypatch.setattr(keras_callback, "Comparison", MadeUp)
+    monkeypatch.setattr(keras_fit, "Comparison", MadeUp)
     return elastic_ms
 
 
@@ -142,16 +140,8 @@ def test_a_pretrained_network_trains_its_upper_part_after_ten_timed_steps(made_u
     [selection] = callback.history.selections
     assert selection.importance is None and 0.3 < selection.predicted_share <= 0.5
     text = capsys.readouterr().out
-    assert "6 of 7 biases and scales" in text and "timing table kept" in text and "tensors train" in text
+    assert "6 of 7 biases and scales" in text and "tensors train" in text
     assert callback.history.step == 250 - 11 - 2, "two full steps came in between"
-
-
-def test_a_kept_table_is_used_by_the_next_fit(made_up_times, capsys, tmp_path):
-    made_up_times += [52.0, 50.0]
-    for _ in range(2):
-        fitted([ElasticTraining()], 50)
-    assert len([*tmp_path.glob("elastic_trainer/*/profile.json")]) == 1
-    assert "kept" in capsys.readouterr().out
 
 
 def test_steps_that_took_longer_than_asked_are_selected_again_at_most_twice(made_up_times):

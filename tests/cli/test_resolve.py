@@ -1,4 +1,4 @@
-"""What a run chooses: batch size, its parts, timing table, memory of images, epochs."""
+"""What a run chooses: batch size, its parts, timing table, memory of images."""
 
 import json
 import math
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import make_small_model, make_table
+from conftest import make_small_model
 from small_images import write_noise
+from small_runs import rows_of
 
 from elastic_trainer.cli import resolve as resolving
 from elastic_trainer.cli.checks import without_effect
@@ -23,11 +24,13 @@ from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.settings import rate_at
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import write_json, write_record
-from elastic_trainer.system.machine import environment
+from elastic_trainer.system.files import write_json
+from elastic_trainer.timing.measuring import idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.table_file import table_folder
+from elastic_trainer.timing.profiling import profile_task
+from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 from main import train_run
+from models import build
 
 NETWORK = """
 import keras
@@ -43,7 +46,7 @@ SHORT = ["--num_epochs", "1", "--rho", "1"]
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory):
-    """A run of a small network whose timing table has been measured, by an earlier run called `first`."""
+    """A run of a small network, whose timing table has been measured."""
     place = tmp_path_factory.mktemp("place")
     (place / "network.py").write_text(NETWORK)
     photos = write_noise(place / "photos")
@@ -52,7 +55,10 @@ def words(tmp_path_factory):
         *("--input_size", "12", "--logdir", str(place / "logs"), "--save_model"),
         *("--train_type", "elastic_training_upper_part", "--run_name"),
     ]
-    train_run(parse_training([*words, "first", *SHORT]))
+    settings = replace(parse_training([*words, "first"]), num_classes=3, batch_size=1)
+    training, folder = idle_training(build(settings, ["a", "b", "c"]), settings), table_folder(settings)
+    folder.mkdir(parents=True)
+    save_table(profile_task(training, table_settings(settings), folder, seconds=0.1), folder)
     return words
 
 
@@ -84,83 +90,33 @@ def trusted(monkeypatch):
         monkeypatch.setattr(f"elastic_trainer.timing.table.{name}", math.inf)
 
 
-def test_a_run_without_a_timing_table_measures_one_and_the_next_run_finds_it(words, table_file, trusted, capsys):
-    record = json.loads(table_file.read_text())
-    assert record["is_quick"] and record["fit"]["selections"] <= 5
-    written = table_file.stat().st_mtime_ns
-    train_run(parse_training([*words, "next", *SHORT]))
-    assert table_file.stat().st_mtime_ns == written and "no timing table" not in capsys.readouterr().out
+def test_a_run_without_a_timing_table_goes_by_flops_and_its_own_steps(words, tmp_path, capsys):
+    """No table is left behind. Its first steps correct the selection: before steps 10 and 30 it selects again."""
+    given = [*without_table(words, tmp_path), "--rho", "0.9", "--max_steps", "64", "--num_epochs", "40"]
+    train_run(parse_training([*given, "--run_name", "mine"]))
+    assert "times follow from FLOPs, and from this run's steps" in capsys.readouterr().out
+    assert not (tmp_path / "profiles").exists()
+    rows = rows_of(tmp_path / "mine" / "selections.csv")
+    assert [*dict.fromkeys(row["step"] for row in rows)] == ["0", "10", "30"]
+    assert float(rows[0]["slowdown"]) != 1, "gradient passes say how fast the device is"
 
 
 def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, tmp_path, capsys):
     shutil.copytree(folder_of(words) / "profiles", tmp_path / "profiles")
     train_run(parse_training([*without_table(words, tmp_path), "--run_name", "other", "--batch_size", "2", "--plan"]))
-    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): measuring a short one"
+    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): times follow from FLOPs"
     assert re.search(rf"no timing table in {tmp_path}/profiles/\S+_12_3_2\S* {sizes}", capsys.readouterr().out)
 
 
-def test_a_deadline_chooses_the_epochs_and_is_kept_with_all_that_a_run_does(words, capsys):
-    settings = parse_training([*words, "hurried", "--deadline", "120"])
-    assert (settings.num_epochs, settings.batch_size) == (None, None)
-    train_run(settings)
-    [epochs] = re.findall(r"^--deadline 2m: (?:about )?(\d+) epochs, ", capsys.readouterr().out, re.MULTILINE)
-    config = json.loads((folder_of(words) / "hurried" / "config.json").read_text())
-    summary = summary_of(words, "hurried")
-    assert config["num_epochs"] == int(epochs) > 1
-    assert summary["steps"] == summary["planned_steps"] == 600
-    assert 1 < summary["elapsed_seconds"] < 120
-    assert summary["elapsed_seconds"] > summary["train_seconds"] + summary["validation_seconds"]
-
-
-@pytest.mark.parametrize("has_table", [True, False])
-def test_a_deadline_too_short_for_steps_gives_the_closed_form_head(words, has_table, tmp_path, capsys):
-    """There is a table, but no time to train by it; or not even for measuring one."""
-    given = [*(words[:-1] if has_table else without_table(words, tmp_path)), "--run_name", "head", "--deadline", "0.5"]
-    train_run(parse_training(given))
-    run = folder_of(given) / "head"
-    assert "--deadline 0.5s: there is no t" in capsys.readouterr().out
-    summary = summary_of(given, "head")
-    assert (summary["train_type"], summary["steps"], summary["epochs"]) == ("closed_form_head", 1, 1)
-    assert json.loads((run / "config.json").read_text())["train_type"] == "closed_form_head"
-    assert load_model(run / "best.keras", "--weights").output_shape == (None, 3)
-    resumed = parse_training([*given, "--resume"])
-    assert (resumed.train_type, resumed.max_steps) == ("closed_form_head", 1)
-
-
-def test_an_unreliable_timing_table_is_reported_and_measured_again_by_the_next_run(
-    words, table_file, capsys, monkeypatch
-):
+def test_an_unreliable_timing_table_is_reported(words, table_file, capsys):
     record = json.loads(table_file.read_text())
     write_json(table_file, {**record, "fit": {**record["fit"], "median_error_percent": 31.0}})
-    measured, doubt = [], "it predicts measured steps with a median error of 31%"
-    monkeypatch.setattr(resolving, "profile_task", lambda *_, **__: measured.append("again"))  # on a machine still busy
-    monkeypatch.setattr(resolving, "save_table", lambda *_: None)
-
+    doubt = "it predicts measured steps with a median error of 31%"
     train_run(parse_training([*words, "second", *SHORT]))
-    out = capsys.readouterr().out
-    assert measured == ["again"] and f"an unreliable timing table ({doubt}) in {table_file.parent}: measuring" in out
-    assert f"the timing table is unreliable: {doubt}; the next run measures again" in out
+    assert f"the timing table is unreliable: {doubt}; again: python profiler.py" in capsys.readouterr().out
     assert summary_of(words, "second")["table_doubt"] == doubt
-
     train_run(parse_training([*words, "second", "--resume", *SHORT]))
-    assert measured == ["again"], "a run that is continued keeps the table that it started with"
     assert f"the timing table is unreliable: {doubt}; this run keeps it" in capsys.readouterr().out
-    train_run(parse_training([*words, "third", "--deterministic", *SHORT]))
-    assert measured == ["again"] and "this run keeps it" in capsys.readouterr().out
-    monkeypatch.setattr(resolving, "TABLE_SHARE", 0.0)
-    train_run(parse_training([*words, "fourth", "--deadline", "60", "--num_epochs", "1"]))
-    assert "there is no time to measure a timing table, so it is used" in capsys.readouterr().out
-    assert measured == ["again"] and summary_of(words, "fourth")["steps"] > 1
-
-
-def test_a_given_number_of_epochs_that_a_deadline_does_not_allow_is_refused(words, tmp_path):
-    given = ["--deadline", "0.5", "--num_epochs", "1000000"]
-    with pytest.raises(UserError, match=r"--deadline 0\.5s: training the head alone for 12000000"):
-        train_run(parse_training([*words, "other", *given]))
-    with pytest.raises(
-        UserError, match=r"--deadline 0.5s: .*no time to measure a timing table; first run: python prof"
-    ):
-        train_run(parse_training([*without_table(words, tmp_path), *given]))
 
 
 def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_refused(words, capsys, monkeypatch):
@@ -242,31 +198,25 @@ def test_the_batch_is_smaller_where_there_are_few_images(many_photos, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("more", "room_mb", "table_of", "sizes"),
+    ("more", "room_mb", "sizes"),
     [  # sizes of the batch and its parts, and the MB that images may take
-        ([], 360.0, None, (32, 0, 0.0)),
-        ([], 700.0, None, (32, 0, 250.0)),  # a quarter of what is available is the most
-        ([], 359.9, None, (32, 16, 159.9)),
-        ([], 199.9, None, (32, 8, 79.9)),
-        ([], 200.0, 32, (32, 0, 20.0)),  # there is a table: half of the tensors are enough
-        ([], 199.9, 8, (32, 8, 134.9)),
-        ([], 59.9, None, (32, 1, 9.9)),
-        (["--train_type", "full_training"], 60.0, None, (32, 1, 0.0)),
-        (["--train_type", "full_training", "--batch_size", "1"], 60.0, None, (1, 0, 10.0)),
-        (["--train_type", "full_training", "--micro_batch", "8"], 129.9, None, (8, 8, 9.9)),
-        (["--preset", "paper", "--batch_size", "32"], 359.9, 32, (32, 0, 179.9)),
-        (["--train_type", "closed_form_head"], 209.9, None, (32, 0, 29.9)),
-        (["--train_type", "closed_form_head"], 59.9, None, (4, 0, 19.9)),
+        ([], 200.0, (32, 0, 20.0)),  # half of the tensors are enough
+        ([], 700.0, (32, 0, 250.0)),  # a quarter of what is available is the most
+        ([], 179.9, (32, 16, 74.9)),
+        ([], 59.9, (32, 4, 14.9)),
+        (["--train_type", "full_training"], 60.0, (32, 1, 0.0)),
+        (["--train_type", "full_training", "--batch_size", "1"], 60.0, (1, 0, 10.0)),
+        (["--train_type", "full_training", "--micro_batch", "8"], 129.9, (8, 8, 9.9)),
+        (["--preset", "paper", "--batch_size", "32"], 359.9, (32, 0, 179.9)),
+        (["--train_type", "closed_form_head"], 209.9, (32, 0, 29.9)),
+        (["--train_type", "closed_form_head"], 59.9, (4, 0, 19.9)),
     ],
 )
-def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_photos, monkeypatch, tmp_path):
+def test_a_run_chooses_exactly_what_fits(more, room_mb, sizes, many_photos, monkeypatch):
     monkeypatch.setattr(budget, "reachable_memory_mb", lambda: 1800.0)
     monkeypatch.setattr(budget, "resident_memory_mb", lambda: 800.0)
     monkeypatch.setattr(images, "available_memory_mb", lambda: 1000.0)
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
-    monkeypatch.setattr(resolving, "profile_task", lambda *_, **__: None)
-    monkeypatch.setattr(resolving, "save_table", lambda *_: None)
-    monkeypatch.setattr(resolving, "load_table", lambda *_: make_table(make_small_model()))
     asked = []
 
     def needed_mb(self, mask, batch_size, micro_batch=None):
@@ -277,9 +227,6 @@ def test_a_run_chooses_exactly_what_fits(more, room_mb, table_of, sizes, many_ph
     monkeypatch.setattr(TracedSteps, "needed_mb", needed_mb)
     given = [*many_photos, "--rho", "1"] if "--train_type" not in more else many_photos
     given = [*given, "--memory", f"{800 + room_mb}M", *more]
-    if table_of is not None:
-        settings = replace(parse_training(given), num_classes=3, batch_size=table_of)
-        write_record(table_folder(settings) / "profile.json", {"environment": environment()})
     chosen, images_mb = chosen_before_images(given)
     assert (chosen.batch_size, chosen.micro_batch) == sizes[:2]
     assert images_mb == pytest.approx(sizes[2])
@@ -302,9 +249,6 @@ def test_selections_stay_within_the_memory_there_is_unless_a_board_trains(
     is_for_board, many_photos, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
-    monkeypatch.setattr(resolving, "profile_task", lambda *_, **__: None)
-    monkeypatch.setattr(resolving, "save_table", lambda *_: None)
-    monkeypatch.setattr(resolving, "load_table", lambda *_: make_table(make_small_model()))
     retimed = {"retimed": lambda table, batch_size: table} if is_for_board else {}
     chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4"], **retimed)
     assert ("memory: selections stay within" in capsys.readouterr().out) != is_for_board, "its memory is not known"

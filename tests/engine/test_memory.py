@@ -25,14 +25,14 @@ def test_what_was_measured_and_freed_is_taken_again(monkeypatch):
     machine(monkeypatch, 100.0, 900.0)
     memory = MemoryBudget(limit_mb=400.0)
     assert (memory.start_mb, memory.room_mb, memory.needed_mb(50.0)) == (100.0, 300.0, 150.0)
-    with memory.reusing(0.7):
+    with memory.reusing():
         machine(monkeypatch, 200.0, 800.0)
-    assert memory.start_mb == pytest.approx(130.0) and memory.room_mb == pytest.approx(270.0)
-    assert memory.fits(270.0) and not memory.fits(270.1) and memory.left_mb == 200.0
+    assert memory.start_mb == pytest.approx(100.0) and memory.room_mb == pytest.approx(300.0)
+    assert memory.fits(300.0) and not memory.fits(300.1) and memory.left_mb == 200.0
     started = memory.started()
     machine(monkeypatch, 350.0, 30.0)  # training takes memory, and another program as well
-    assert started.start_mb == pytest.approx(130.0) and started.total_mb == 380.0 and started.left_mb == 30.0
-    assert memory.start_mb == pytest.approx(280.0), "other training may start later"
+    assert started.start_mb == pytest.approx(100.0) and started.total_mb == 380.0 and started.left_mb == 30.0
+    assert memory.start_mb == pytest.approx(250.0), "other training may start later"
 
 
 def test_without_a_limit_the_machine_is_one(monkeypatch):

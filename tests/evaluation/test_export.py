@@ -32,7 +32,7 @@ def largest_difference(model, converted, images):
 @pytest.mark.parametrize("quantise", [False, True])
 def test_converted_small_network_returns_the_logits_of_keras(quantise):
     model = as_if_trained(make_small_model())
-    converted = export.convert(model, quantise)
+    [converted] = export.convert(model, quantise)
     assert largest_difference(model, converted, some_images(SIZE)) < (0.05 if quantise else 1e-5)
     details = export.Interpreter(converted).input
     assert (tuple(details["shape"]), details["dtype"]) == ((1, SIZE, SIZE, 3), np.float32)
@@ -41,7 +41,7 @@ def test_converted_small_network_returns_the_logits_of_keras(quantise):
 def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised():
     keras.utils.set_random_seed(0)
     model = behind_augmentation_layers(as_if_trained(models.build_model("mobilenetv2", 32, 10, alpha=0.35)))
-    plain, quantised = export.convert(model, False), export.convert(model, True)
+    plain, quantised = export.convert(model, False, True)
     assert largest_difference(model, plain, some_images(32)) < 1e-4
     assert len(quantised) < 0.5 * len(plain) < 0.5 * 4.5 * model.count_params()
     assert largest_difference(model, quantised, some_images(32)) < 0.5
@@ -51,7 +51,8 @@ def test_converted_mobilenet_has_no_augmentation_and_is_smaller_when_quantised()
 def test_converted_own_networks_return_the_logits_of_keras(function):
     keras.utils.set_random_seed(0)
     model = as_if_trained(models.build_model(f"{ZOO}:{function.__name__}", 12, CLASSES))
-    assert largest_difference(model, export.convert(model, False), some_images(12)) < 1e-4
+    [converted] = export.convert(model, False)
+    assert largest_difference(model, converted, some_images(12)) < 1e-4
 
 
 class ByPython(keras.layers.Layer):
@@ -123,7 +124,7 @@ def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
     model, dataset = as_if_trained(make_small_model()), make_small_data()
     other = as_if_trained(make_small_model(), seed=1)
     right = export.convert
-    monkeypatch.setattr(export, "convert", lambda model, quantise: right(other, quantise))
+    monkeypatch.setattr(export, "convert", lambda model, *quantise: right(other, *quantise))
     text = export.export_tflite(model, dataset, tmp_path, "m")
     assert "warning: model.tflite differs from Keras" in text
     assert json.loads((tmp_path / "export.json").read_text())["model.tflite"]["largest_logit_difference"] > 0.01

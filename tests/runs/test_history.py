@@ -11,7 +11,7 @@ from small_runs import curve, train_and_read
 
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
-from elastic_trainer.runs import trainer
+from elastic_trainer.runs import engine
 from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.memory import peak_memory_mb
@@ -25,7 +25,7 @@ def test_a_run_records_its_peak_memory_and_the_sum_of_the_flops_of_its_steps(tmp
         counted.append(count_flops(graph))
         return counted[-1]
 
-    monkeypatch.setattr(trainer, "count_flops", count)
+    monkeypatch.setattr(engine, "count_flops", count)
     full, rows = train_and_read(tmp_path / "full", name="full_training")
     [step] = [sum(one.values()) for one in counted]
     assert step > 0 and full["train_flops"] == step * full["steps"]

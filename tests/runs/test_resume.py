@@ -128,7 +128,7 @@ def test_resumed_run_continues_the_correction_of_the_budget_if_the_table_is_the_
     original = RhoBudget.allow
 
     def recording(self, progress):
-        allowed.append((progress.step, self.correction, self._allowed, len(progress.step_ms), [*progress.slowdowns]))
+        allowed.append((progress.step, self.correction, self.rho, len(progress.step_ms), [*progress.slowdowns]))
         return original(self, progress)
 
     shutil.copytree(corrected, tmp_path / "resumed")

@@ -86,12 +86,12 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     assert first.predicted_step_ms + caching_ms <= first.budget_step_ms + 1e-9
     again = first.mask.astype(float)  # the same tensors matter
     monkeypatch.setattr(ImportanceEvaluator, "importance", lambda *_: again)
-    cached = Progress(step=60, total_steps=240, features_possible=True, feature_steps=60)
+    cached = Progress(step=60, total_steps=240, features_possible=True, mask=first.mask, feature_steps=60)
     kept = scheme.select(cached, state)
     assert (kept.mask == first.mask).all() and kept.uses_features and budget._caching_ms == 0
     half = scheme.select(cached._replace(step=120, feature_steps=3), state)
     assert half.uses_features and budget._caching_ms == pytest.approx(caching_ms / 2)
-    none = scheme.select(Progress(step=180, total_steps=240), state)
+    none = scheme.select(Progress(step=180, total_steps=240, mask=half.mask), state)
     assert not none.uses_features and budget._caching_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
@@ -102,10 +102,10 @@ def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_w
     found = []
     for possible in (True, False):
         scheme, budget, state = elastic_scheme(settings, caches=False, t_fw_ms=1.0, constant_ms=1.0)
-        scheme.select(Progress(total_steps=240), state)
+        first = scheme.select(Progress(total_steps=240), state)
         step_ms, slowdowns = [1.1 * budget.table.predict_ms(head_mask(state.model))] * 20, [1.0] * 5
         now = Progress(step=60, total_steps=240, features_possible=possible, step_ms=step_ms, slowdowns=slowdowns)
-        found.append((scheme.select(now, state), budget.correction))
+        found.append((scheme.select(now._replace(mask=first.mask), state), budget.correction))
     (repeated, correction), (without, expected) = found
     assert not repeated.uses_features and correction == expected != 1.0
     assert (repeated.rho, repeated.correction) == (without.rho, without.correction)
@@ -128,11 +128,11 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     first = scheme.select(Progress(total_steps=240), state)
     # A little less is too little for its last tensor.
-    budget._rho = budget._allowed = first.predicted_step_ms / budget.table.full_step_ms
+    budget._asked = budget.rho = first.predicted_step_ms / budget.table.full_step_ms
     shares = []
     for index, slower in enumerate((1.004, 0.996, 1.2), start=1):
         step_ms = [slower * budget.table.predict_ms(first.mask)] * 20
-        now = Progress(step=60 * index, total_steps=240, step_ms=step_ms, slowdowns=[1.0] * 5)
+        now = Progress(step=60 * index, total_steps=240, step_ms=step_ms, slowdowns=[1.0] * 5, mask=first.mask)
         again = scheme.select(now, state)
         shares.append(again.budget_step_ms)
         assert (again.mask == first.mask).all() == (slower < 1.1)
@@ -144,7 +144,7 @@ def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
     compared = []
 
     class Recording(ElasticScheme):
-        def keep(self, best, current, progress, allowance):
+        def keep(self, best, current, progress):
             compared.append((best, current))
             return best
 
@@ -154,7 +154,7 @@ def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     first = scheme.select(Progress(total_steps=240), state)
     now = Progress(step=60, total_steps=240, features_possible=True, step_ms=[1.0] * 20, slowdowns=[1.0] * 5)
-    scheme.select(now, state)
+    scheme.select(now._replace(mask=first.mask), state)
     assert len(compared) == 2 and compared[0][0].uses_features and (compared[0][0].mask != first.mask).any()
     for _, present in compared:
         np.testing.assert_array_equal(present, first.mask)

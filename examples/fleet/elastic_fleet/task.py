@@ -157,11 +157,10 @@ class _Clock(keras.callbacks.Callback):
 
 
 def train(model: keras.Model, photos: Photos, config: Mapping[str, Any], number: int) -> Trained:
-    """Round `number`, from 1: train what a step of `rho` of a full one allows, by this board's own timing table.
+    """Round `number`, from 1: train what a step of `rho` of a full one allows, by this board's own step times.
 
-    It takes `seconds`. The learning rate falls by a cosine over the rounds. The table is measured once, if `rho` is
-    below 1, and kept in ~/.cache/elastic_trainer. Returns the tensors that have trained, and the number of photos,
-    steps, and the loss.
+    It takes `seconds`. The learning rate falls by a cosine over the rounds. Returns the tensors that have trained, and
+    the number of photos, steps, and the loss.
     """
     rate = float(config["learning-rate"]) * 0.5 * (1 + math.cos(math.pi * (number - 1) / int(config["rounds"])))
     rho, size, verbose = float(config["rho"]), int(config["batch-size"]), int("partition-id" not in config)

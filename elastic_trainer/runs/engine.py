@@ -1,0 +1,202 @@
+"""The engine: selects and trains, a batch at a time. Who trains asks it for steps: `Trainer`, and `ElasticTraining`.
+
+It owns what trains: the network with its compiled step and its features (`engine.state`), the scheme that selects, and
+the history of both.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.optimizers import optimizer_of
+from elastic_trainer.engine.state import StepResult, TrainState, not_finite
+from elastic_trainer.engine.task import CompiledTask, Task, task_of
+from elastic_trainer.runs.checkpoint import State
+from elastic_trainer.runs.history import History
+from elastic_trainer.selection.budget import feature_misses
+from elastic_trainer.selection.elastic import make_budget
+from elastic_trainer.selection.named import find_scheme
+from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schemes import Scheme, SchemeContext
+from elastic_trainer.selection.select import Selection
+from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import START_AGAIN, UserError
+from elastic_trainer.timing.estimate import estimated_table
+from elastic_trainer.timing.flops import count_flops
+from elastic_trainer.timing.measuring import idle_optimizer
+from elastic_trainer.timing.table import TimingTable
+
+MEMORY_TOLERANCE = 0.05  # of a limit, by which a resumed selection may exceed it
+
+
+class Engine:
+    """See the module's header.
+
+    Args:
+        model: a compiled Keras model, whose optimizer, loss and metrics are used; or a `Task`; or, with image data, a
+            classifier that returns logits. Its batch norm is frozen (`freeze_batch_norm`).
+        data: what the scheme asks of the examples; an `ArrayData`, or in a checkout also what `data.load` returns.
+        scheme: a name in `selection.named.SCHEMES`, or a scheme. Elastic ones select within `settings.rho`.
+        settings: of the training. What they say of the optimizer and its rate has no effect on a compiled model.
+        table: timing table of the network, for elastic schemes; by default by FLOPs, and by the run's own steps.
+            With `settings.micro_batch`, of steps on one part of a batch.
+        optimizer: by default the model's, or the one that `settings` ask for.
+        memory: what the process may take; by default `settings.memory`, or what the machine has.
+
+    Attributes:
+        data, settings, schedule: what it trains on, how, and for how long.
+        training: the network, its optimizer and the compiled step.
+        history: what was done so far, in numbers.
+
+    Raises:
+        UserError: even training the head alone exceeds the budget, or a network or the data do not suit the scheme.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Task,
+        data: ShuffledData,
+        scheme: str | Scheme,
+        settings: Settings,
+        table: TimingTable | None = None,
+        optimizer: keras.optimizers.Optimizer | None = None,
+        memory: MemoryBudget | None = None,
+    ) -> None:
+        task, self.data = task_of(model, data), data
+        task.rows = data.full_batch
+        memory = memory or MemoryBudget(settings.memory)
+        self.scheme = scheme if isinstance(scheme, Scheme) else _scheme(scheme, task, data, settings, table)
+        self.settings = settings = self.scheme.settings_for(settings)
+        self.schedule = Schedule.of(settings, data.steps_per_epoch)
+        if optimizer is None and isinstance(task, CompiledTask):
+            optimizer = task.model.optimizer
+        optimizer = optimizer or optimizer_of(settings, self.schedule.total_steps, task.model)
+        if not optimizer.built:
+            optimizer.build(task.model.trainable_variables)
+        features = None
+        if settings.feature_cache != "off":
+            features = FeatureCache(data, in_float16=settings.feature_cache == "float16")
+        # Of a forward pass: within a limit, what trains decides what memory is taken.
+        size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
+        data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
+        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
+        self.training.can_split &= isinstance(scheme, Scheme) or find_scheme(scheme).can_split
+        self.history = History()
+        self._counted, self._step_flops = 0, 0.0  # of which compiled step
+
+    @property
+    def task(self) -> Task:
+        """What is trained; PruneTrain replaces its network."""
+        return self.training.task
+
+    def step(self, batch: Batch) -> StepResult:
+        """Select if that is due, then train on one batch."""
+        history, number = self.history, self.history.step
+        self._notify("on_train_batch_begin", number)
+        if number in self.scheme.due:
+            with history.clocks.running("selection"):
+                self._select()
+        elif not self.training.is_adopted:
+            self._adopt(history.selection)
+            if self.training.excess_mb > MEMORY_TOLERANCE * self.training.memory.limit_mb:
+                raise self.training.too_little_memory()
+        is_full = self.data.is_full(batch)
+        result = self.training.train(batch)
+        history.record_step(result if is_full else result._replace(step_ms=None))
+        if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
+            optimizer = self.training.optimizer
+            updates = int(optimizer.iterations.numpy())
+            raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, self.task, optimizer)
+        if is_full and history.step in self.scheme.pass_steps:
+            with history.clocks.running("selection"):
+                history.selection.slowdowns.append(self.scheme.slowdown(batch))
+        self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
+        return result
+
+    def plan(self, steps_per_epoch: int, past_epochs: int = 0) -> None:
+        """Change how long an epoch is, and how many came before the run, and so when it selects from now on."""
+        past = past_epochs * steps_per_epoch
+        self.schedule = replace(Schedule.of(self.settings, steps_per_epoch), past_steps=past)
+        self.scheme.plan(self.schedule)
+
+    def state(self) -> State:
+        """The state of the run now. Raises `UserError` if a weight is not finite."""
+        self.training.check_finite(self.history.step)
+        record = {
+            "history": self.history.to_record(),
+            "scheme": self.scheme.to_record(),
+            "examples": [self.data.train_count, self.data.test_count],
+        }
+        return State(self.training.values(), record)
+
+    def load(self, state: State) -> None:
+        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
+        examples = [self.data.train_count, self.data.test_count]
+        if state.record["examples"] != examples:
+            raise UserError(
+                f"--resume: the run was started with {state.record['examples']} training and test examples, now they "
+                f"are {examples}; give the same data, or {START_AGAIN}"
+            )
+        self.history = history = History.from_record(state.record["history"])
+        selection = history.selection if history.selections else None
+        self.scheme.resume(state.record["scheme"], selection, self.training)
+        self.training.assign(state.arrays)
+
+    def _notify(self, hook: str, *values: Any) -> None:
+        """A hook of those who listen; an engine by itself has none."""
+
+    def _select(self) -> None:
+        """Make the selection that is due, and train it from now on."""
+        history, training, model = self.history, self.training, self.training.model
+        self._notify("on_selection_begin", history.step)
+        progress = history.progress(self.schedule, features_possible=training.features.are_possible)
+        selection = self.scheme.select(progress, training)
+        if training.model is not model:
+            training.model.stop_training = False
+            self._notify("set_model", training.model)
+        start = time.perf_counter()
+        self._adopt(selection)
+        selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
+        if training.excess_mb > 0:
+            raise training.too_little_memory()
+        predicted_mb = training.predicted_mb
+        selection.memory_mb = None if predicted_mb is None else max(predicted_mb, selection.memory_mb or 0.0)
+        history.record_selection(selection, self._step_flops)
+        self._notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
+
+    def _adopt(self, selection: Selection) -> None:
+        """Train `selection` from now on."""
+        uses_features, training = selection.uses_features, self.training
+        if selection.budget_step_ms is None:  # no budget says whether they pay
+            now, end = self.history.step, self.schedule.total_steps
+            steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
+            uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
+        self.scheme.adopt(selection, training, uses_features)
+        if training.compiled != self._counted:
+            self._counted = training.compiled
+            self._step_flops = training.parts * sum(count_flops(training.step_graph).values())
+
+
+def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
+    budget, rows = None, part_rows(data.full_batch, settings.micro_batch)
+    entry = find_scheme(name)
+    if settings.micro_batch and not entry.can_split and entry.takes_steps:
+        raise UserError(f"--micro_batch: cannot be combined with {name}; leave it out")
+    if entry.is_elastic:
+        if table is None:
+            idle = idle_optimizer(task.model, settings.optimizer, settings.clips_gradients)
+            optimizer = task.model.optimizer if isinstance(task, CompiledTask) else idle
+            optimizer.build(task.model.trainable_variables)
+            table = estimated_table(task, optimizer, rows, {})
+        table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
+        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), head=task.head)
+    scheme: Scheme = entry.make(SchemeContext(task, data, settings, budget))
+    return scheme
