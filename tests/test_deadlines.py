@@ -83,8 +83,8 @@ def words(tmp_path):
 
 
 def test_the_export_is_tried_before_training_and_its_time_is_kept(tmp_path, words, capsys, monkeypatch):
-    """What one conversion takes on this device decides what is kept for the export; here it leaves none for steps."""
-    monkeypatch.setattr(tflite, "conversion_seconds", lambda model: 50.0)
+    """What converting takes on this device decides what is kept for the export; here it leaves none for steps."""
+    monkeypatch.setattr(tflite, "conversion_seconds", lambda model: 100.0)
     main.train_run(parse_training([*words, "--export", "tflite", "--deadline", "140"]))
     assert "there was no time for a training step" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()
@@ -113,6 +113,9 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 # --- the clock --------------------------------------------------------------------------------------------------------
 
 
+IMAGES = (30, 10, 0)
+
+
 def history_after(seconds, **values):
     history = History(clocks=Clocks(elapsed=seconds))
     for name, value in values.items():
@@ -121,22 +124,27 @@ def history_after(seconds, **values):
 
 
 def test_steps_end_before_the_deadline_by_what_was_measured_last():
-    """The longest of the latest validations, of all after training; averaging as the first model, until it was done."""
+    """The longest of the latest validations; averaging as the first model, until it was done; a test as long for each
+    image as fitting that model, or as a validation."""
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
     assert len(values["validation_seconds"]) > LATEST
-    for averages, tests, later, after in ((True, 0.5, 4.0, 4 + 1.5 * 2 + 3), (False, 0.0, 0.0, 2.0)):
-        deadline = Deadline(100.0, history_after(50.0, **values), averages, tests, later)
+    for averages, images, fits, later, after in (
+        (True, (30, 10, 20), True, 4.0, 4 + 2 + 3 + 20 * 0.1),
+        (True, (30, 10, 20), False, 4.0, 4 + 2 + 3 + 20 * 0.2),
+        (False, (30, 10, 0), True, 0.0, 2.0),
+    ):
+        deadline = Deadline(100.0, history_after(50.0, starts_with_head=fits, **values), averages, images, later)
         assert deadline.end == pytest.approx(100 * (1 - SHARE) - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
     averaged = history_after(50.0, **values, average_head_seconds=3.0)
-    assert Deadline(100.0, averaged, True, 0.0, 0.0).end == pytest.approx(99 - MARGIN * 2)
+    assert Deadline(100.0, averaged, True, IMAGES).end == pytest.approx(99 - MARGIN * 2)
 
 
 def test_the_share_of_the_time_counts_from_the_first_step():
-    assert Deadline(100.0, history_after(50.0), False, 0.0, 0.0).share == 0
+    assert Deadline(100.0, history_after(50.0), False, IMAGES).share == 0
     for elapsed, share in ((20.0, 0.0), (59.5, 0.5), (99.0, 1.0), (120.0, 1.0)):
         history = history_after(elapsed, first_step_seconds=20.0)
-        assert Deadline(100.0, history, False, 0.0, 0.0).share == pytest.approx(share, abs=1e-3)
+        assert Deadline(100.0, history, False, IMAGES).share == pytest.approx(share, abs=1e-3)
 
 
 def test_the_learning_rate_follows_the_larger_share_of_steps_and_of_time():

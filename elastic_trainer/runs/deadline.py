@@ -21,23 +21,27 @@ class Deadline:
         seconds: after the start of the program.
         history: of the run.
         averages: whether the head is averaged after the last step.
-        tests: validations after training, as of the best model on held-out images, of the size of one before.
+        images: how many train, how many validate, and how many test the best model once, after training.
         later: seconds that the export takes.
     """
 
     def __init__(
-        self, seconds: float, history: History, averages: bool, tests: float = 0.0, later: float = 0.0
+        self, seconds: float, history: History, averages: bool, images: tuple[int, int, int], later: float = 0.0
     ) -> None:
         self.seconds, self._history, self._averages = seconds, history, averages
-        self._tests, self._later = tests, later
+        self._images, self._later = images, later
 
     @property
     def end(self) -> float:
         """When the steps must end, in seconds after the start of the program."""
-        history, after = self._history, self._later
-        after += (1 + self._tests) * max(history.validation_seconds[-LATEST:], default=0.0)
+        history, (train, validating, testing) = self._history, self._images
+        validation = max(history.validation_seconds[-LATEST:], default=0.0)
+        a_pass = history.first_model_seconds  # over the images that train, if the head was fitted
+        after = self._later + validation
         if self._averages and history.average_head_seconds is None:
-            after += history.first_model_seconds  # the same pass over the images
+            after += a_pass
+        if testing:
+            after += testing * (a_pass / train if history.starts_with_head else validation / max(validating, 1))
         return self.seconds * (1 - SHARE) - MARGIN * after
 
     @property

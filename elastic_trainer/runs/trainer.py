@@ -154,8 +154,8 @@ class Trainer(Engine):
         seconds, data = self.settings.deadline, self.data
         if seconds is None:
             return None
-        tests = 0.0 if data.held_out is None else data.held_out.test_count / max(data.test_count, 1)
-        return Deadline(seconds, self.history, self._averages_later, tests, self._later)
+        images = data.train_count, data.test_count, 0 if data.held_out is None else data.held_out.test_count
+        return Deadline(seconds, self.history, self._averages_later, images, self._later)
 
     def _is_out_of_time(self, later: float = 0.0) -> bool:
         """Whether the deadline leaves no time for another step `later` seconds from now; stays true."""
