@@ -43,19 +43,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def profile(
-    model: keras.Model,
-    settings: Settings,
-    folder: Path,
-    timing: str = "trace",
-    seconds: float = MEASURING_SECONDS,
-) -> TimingTable:
+def profile(model: keras.Model, settings: Settings, folder: Path, seconds: float = MEASURING_SECONDS) -> TimingTable:
     """The timing table of an image classifier, measured on a batch of noise. Its weights do not change.
 
-    `folder`, `timing` and `seconds` as of `timing.profiling.profile_task`. Raises `UserError` if TensorFlow wrote no
-    trace.
+    `folder` and `seconds`, and errors, as of `timing.profiling.profile_task`.
     """
-    return profile_task(idle_training(model, settings), table_settings(settings), folder, timing, seconds)
+    return profile_task(idle_training(model, settings), table_settings(settings), folder, seconds)
 
 
 def draw_table(table: TimingTable, stem: Path) -> None:
@@ -84,7 +77,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
     beside = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
-    yield f"operation times in ms{' (scaled FLOPs)' if details['timing'] == 'flops' else ''}{beside}: {sums}"
+    yield f"operation times in ms{beside}: {sums}"
     yield f"operation time that matched no operation of the network: {details['unmatched_time_percent']:.2f} %"
     if fit.median_error_percent is None or fit.p95_error_percent is None:
         yield "predicted against measured step: not measured; operation times are added up"
@@ -156,7 +149,7 @@ def _measured_table(model: keras.Model, settings: Settings, profiling: ProfileSe
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         seconds = MEASURING_SECONDS if profiling.seconds is None else profiling.seconds
-        return profile(model, settings, folder, profiling.timing, seconds)
+        return profile(model, settings, folder, seconds)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ class ElasticTraining(keras.callbacks.Callback):
     larger updates than at the start.
 
     Args:
-        rho: time of a step over that of one of plain `fit`, above 0 and at most 1. Without `table`, and where it does
-            not decide by itself, over that of a full step here, which is at most as long.
+        rho: time of a step over that of one of plain `fit`, above 0 and at most 1. Where it does not decide by itself,
+            over that of a full step here, which is at most as long.
         interval: epochs between two selections; fractions are allowed where the length of an epoch is known. By
             default as many as keep selections short beside what they save; an upper part is selected once.
         table: what each tensor costs (`elastic_trainer.profile` measures it). By default it follows from FLOPs and

@@ -23,11 +23,10 @@ from elastic_trainer.runs.engine import Engine
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, chosen_interval
+from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, chosen_interval, plain_step_ms
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.estimate import estimated_table, sharpened
-from elastic_trainer.timing.profiling import plain_step_ms
 from elastic_trainer.timing.table import TimingTable
 
 NOTHING_TRAINABLE = "no tensor is trainable"
@@ -249,16 +248,15 @@ class Fit:
         data = FitData(self._params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
         settings, table, optimizer = replace(self._settings, num_epochs=epochs), self._table, self.model.optimizer
         with _names_without_dashes():
+            if self._payoff is not None:
+                self._full_ms, self._waits_in_full = self._payoff.full_ms, True
+            elif settings.memory is None and settings.rho < 1:
+                self._full_ms = plain_step_ms(task, batch)
             if table is None:
-                if self._payoff is not None:
-                    self._full_ms, self._waits_in_full = self._payoff.full_ms, True
-                elif settings.memory is None and settings.rho < 1:
-                    self._full_ms = plain_step_ms(task, batch)
                 table = estimated_table(task, optimizer, len(batch), {}, self._full_ms if self._payoff else None)
                 # An estimate is no reason to end a fit.
                 settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
             table.check_shapes([tuple(variable.shape) for variable in self.model.trainable_variables])
-            table = replace(table, full_step_ms=table.plain_over_full * table.full_step_ms)  # rho is over plain fit
             memory = MemoryBudget(settings.memory)
             self.engine = engine = Engine(task, data, self._scheme, settings, table, memory=memory)
         engine.training.folds = settings.rho < 1  # else plain fit, bit for bit

@@ -19,6 +19,7 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.runs import trainer
 from elastic_trainer.timing import measuring, profiling
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
@@ -132,6 +133,11 @@ NEEDS_VIT = pytest.mark.skipif(not HAS_VIT, reason="vit-keras is not installed: 
 def with_vit(names):
     """Parameters of a test: ViT is skipped where vit-keras is not installed."""
     return [pytest.param(name, marks=NEEDS_VIT) if name == "vit" else name for name in names]
+
+
+@pytest.fixture
+def tick_after_each_step(monkeypatch):
+    monkeypatch.setattr(trainer, "TICK_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

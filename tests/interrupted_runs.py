@@ -1,9 +1,12 @@
 """Runs of the small network that are interrupted and resumed."""
 
+from unittest import mock
+
 from conftest import make_small_data, make_small_model, make_table
 
 import train
 from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs import trainer
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.selection.elastic import make_budget
@@ -57,7 +60,8 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
     )
     folder.mkdir(exist_ok=True)
     model = make_small_model()
-    with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
+    ticks = mock.patch.object(trainer, "TICK_SECONDS", 0.0)
+    with RunLog(folder, {"seed": 0}, tensor_names(model)) as log, ticks:
         save = log.checkpoints.save
         log.checkpoints.save = lambda step, state: step % every or save(step, state)  # type: ignore[method-assign]
         if elastic:

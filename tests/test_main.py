@@ -267,7 +267,6 @@ def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
     for listener in (log, log.events):
         listener.set_trainer(trainer)
         listener.on_train_begin()
-    log.on_train_batch_end(1)
     trainer.run()
     summary = log.finish(trainer.results())
     assert summary["seconds_after_start"]["first_step"] is None

@@ -1,6 +1,7 @@
 """One training step of `main.py` is a short way through few files and objects, counted by a trace of it.
 
-The step neither selects nor validates, and starts from cached features. Counted are, of our own code:
+The step neither selects nor validates, lies between two ticks of the clock, and starts from cached features. Counted
+are, of our own code:
 
     frames    on the stack from `main.main` to the call of TensorFlow's function that trains
     files     of these frames, and of all functions that run from the end of the step before to the end of this one
@@ -21,12 +22,13 @@ import main
 import models
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.runs import trainer
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 BEFORE = 4  # steps: an epoch has 3, so all features are made, and no validation follows
-MAX_FRAMES, MAX_FILES, MAX_KINDS = 6, 14, 15
+MAX_FRAMES, MAX_FILES, MAX_KINDS = 6, 12, 15
 OURS = {path for path in ROOT.iterdir() if path.suffix == ".py"}, ROOT / "elastic_trainer"
 
 
@@ -82,6 +84,7 @@ def traced_run(folder, monkeypatch):
     keras.utils.clear_session()
     save_table(dataclasses.replace(table, settings=table_settings(settings), details=details), table_folder(settings))
     monkeypatch.setattr(sys, "argv", ["main.py", *words])
+    monkeypatch.setattr(trainer, "TICK_SECONDS", 1e9)
     trace = StepTrace()
     sys.setprofile(trace)
     try:

@@ -144,7 +144,7 @@ class Hooks(Listener):
         self.names = []
 
     def __getattribute__(self, name):
-        if name.startswith("on_") and not name.startswith("on_batch"):
+        if name.startswith("on_") and not name.startswith(("on_batch", "on_tick")):
             self.names.append(name)
         return super().__getattribute__(name)
 

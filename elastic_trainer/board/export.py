@@ -343,4 +343,4 @@ def board_table(path: Path, table: TimingTable, batch_size: int) -> TimingTable:
     there_table = table.scaled(factor)
     fit = replace(there_table.fit, constant_ms=there_table.fit.constant_ms + added_ms)
     full_ms = there_table.full_step_ms + added_ms
-    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None, plain_step_ms=None)
+    return replace(there_table, fit=fit, full_step_ms=full_ms, memory=None)

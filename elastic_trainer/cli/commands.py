@@ -111,8 +111,6 @@ def parse_profiler(words: Sequence[str] | None = None) -> tuple[Settings, Profil
     given = profiler_parser().given(words)
     profile = ProfileSettings(**{name: given.pop(name) for name in vars(ProfileSettings()) if name in given})
     path = profile.from_trace
-    if path is not None and profile.timing != "trace":
-        raise UserError(f"--timing {profile.timing}: cannot be combined with --from_trace; leave one of them out")
     if path is not None and not path.is_file():
         raise UserError(f"--from_trace {path}: no such file; give a *.xplane.pb written by tf.profiler")
     return to_profile(given), profile

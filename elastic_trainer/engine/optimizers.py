@@ -227,3 +227,11 @@ def pass_time(optimizer: keras.optimizers.Optimizer, share: float) -> None:
 def in_float16() -> bool:
     """Whether new networks compute in float16."""
     return keras.config.dtype_policy().name == "mixed_float16"
+
+
+def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:
+    """An optimizer of the kind `name` at rate 0: every operation of a step runs, and no weight changes."""
+    head = np.flatnonzero(head_mask(model)).tolist()
+    optimizer = make_optimizer(name, 0.0, 5e-4, 1, clipping=1.0 if clips_gradients else None, unclipped=head)
+    optimizer.build(model.trainable_variables)
+    return optimizer

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.engine.closed_form_head import ClosedFormStep, closed_form_head
 from elastic_trainer.engine.evaluation import Evaluation
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.memory import MemoryBudget
@@ -24,7 +23,10 @@ from elastic_trainer.engine.task import CompiledTask, Task
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
 
-AnyStep = TrainStep | ClosedFormStep | SplitStep
+if TYPE_CHECKING:
+    from elastic_trainer.engine.closed_form_head import ClosedFormStep
+
+    AnyStep = TrainStep | ClosedFormStep | SplitStep
 
 
 class StepResult(NamedTuple):
@@ -218,6 +220,8 @@ class TrainState:
         A head that starts from random weights fits less well than the layers below allow, above all after few steps;
         the closed form alone trusts features that the training images have shaped (docs/log/batches.md).
         """
+        from elastic_trainer.engine.closed_form_head import closed_form_head
+
         start = time.perf_counter()
         self._step = self._warm_step = self._mask = None
         self.features.drop()

@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.array_data import ArrayData
 from elastic_trainer.datasets.batches import ShuffledData, Structure, mapped
 from elastic_trainer.networks.graphs import needed_operations, written_variables
 from elastic_trainer.networks.tensors import head_mask
@@ -267,6 +266,8 @@ def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:
     """
     if isinstance(model, Task):
         return model
+    from elastic_trainer.datasets.array_data import ArrayData
+
     if isinstance(data, ArrayData):
         return CompiledTask(model, *data.specs)
     if getattr(model, "compiled", False):

@@ -69,7 +69,7 @@ class Checkpointer(Listener):
         history.first_model_seconds = fitted - start + saved - validated
         history.validation_seconds.append(saved - fitted)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_tick(self) -> None:
         self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

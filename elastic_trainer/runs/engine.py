@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.memory import MemoryBudget
-from elastic_trainer.engine.optimizers import optimizer_of
+from elastic_trainer.engine.optimizers import idle_optimizer, optimizer_of
 from elastic_trainer.engine.state import StepResult, TrainState, not_finite
 from elastic_trainer.engine.task import CompiledTask, Task, task_of
-from elastic_trainer.runs.checkpoint import State
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.budget import feature_misses
 from elastic_trainer.selection.elastic import make_budget
@@ -31,8 +30,10 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.timing.estimate import estimated_table
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.measuring import idle_optimizer
 from elastic_trainer.timing.table import TimingTable
+
+if TYPE_CHECKING:
+    from elastic_trainer.runs.checkpoint import State
 
 MEMORY_TOLERANCE = 0.05  # of a limit, by which a resumed selection may exceed it
 
@@ -129,6 +130,8 @@ class Engine:
 
     def state(self) -> State:
         """The state of the run now. Raises `UserError` if a weight is not finite."""
+        from elastic_trainer.runs.checkpoint import State
+
         self.training.check_finite(self.history.step)
         record = {
             "history": self.history.to_record(),
@@ -175,7 +178,7 @@ class Engine:
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
         uses_features, training = selection.uses_features, self.training
-        if selection.budget_step_ms is None:  # no budget says whether they pay
+        if selection.rho is None:  # no budget says whether they pay
             now, end = self.history.step, self.schedule.total_steps
             steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
             uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1

@@ -1,6 +1,6 @@
-"""Listeners of a run: the hooks of `keras.callbacks.Callback`, and two more around each selection.
+"""Listeners of a run: the hooks of `keras.callbacks.Callback`, two more around each selection, and one by the clock.
 
-A Keras callback is a listener, too. It lacks the hooks of selections and does not get the trainer.
+A Keras callback is a listener, too. It lacks these hooks and does not get the trainer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ class Listener(keras.callbacks.Callback):
     def set_trainer(self, trainer: Any) -> None:
         """Called once, before `on_train_begin`."""
         self.trainer = trainer
+
+    def on_tick(self) -> None:
+        """After a step, at most ten times a second, and after the last step of an epoch."""
 
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """A selection is due before step `step`, counted from 0. The history does not contain it yet."""

@@ -37,8 +37,8 @@ class ProgressBar(Listener):
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         self._bar.set_description(self._title, refresh=False)
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._losses.append(self.trainer.history.results[-1].loss)
+    def on_tick(self) -> None:
+        self._losses += [result.loss for result in self.trainer.history.results[len(self._losses) :]]
         if self._bar.update(max(self._done() - self._bar.n, 0.0)):  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 

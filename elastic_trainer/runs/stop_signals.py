@@ -28,7 +28,7 @@ class StopSignals(Listener):
         super().__init__()
         self.number: int | None = None
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_tick(self) -> None:
         self.check()
 
     def on_test_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -32,6 +32,7 @@ class EventsWriter(Listener):
         self._folder = folder
         self._writer: Any = None
         self._since_point: list[StepResult] = []
+        self._taken = 0  # of the steps of this epoch
         self._last_point = time.monotonic()
         self._last_second = -1
 
@@ -43,6 +44,10 @@ class EventsWriter(Listener):
             self._write_layout()
         self._last_second = round(self.trainer.history.clocks.seconds("training")) or -1
 
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not epoch and self.trainer.history.start is not None:  # the model that training started from
+            self._write_curves("test", 0, 0.0, self.trainer.history.start)
+
     def on_selection_begin(self, step: int, logs: dict[str, Any] | None = None) -> None:
         self._end_point()  # the steps so far belong to the earlier budget
 
@@ -53,12 +58,9 @@ class EventsWriter(Listener):
         values |= {"memory_mb": memory.limit_mb if memory.has_limit else None}
         self._write(step, {f"budget/{name}": value for name, value in values.items()})
 
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+    def on_tick(self) -> None:
         """Means of the steps since the last point are written about twice a second."""
-        history = self.trainer.history
-        if history.step == 1 and history.start is not None:  # the model that training started from
-            self._write_curves("test", 0, 0.0, history.start)
-        self._since_point.append(history.results[-1])
+        self._take()
         if time.monotonic() - self._last_point >= POINT_SECONDS:
             self._end_point()
 
@@ -88,8 +90,15 @@ class EventsWriter(Listener):
             with self._reporting():
                 self._writer.close()
 
+    def _take(self) -> None:
+        """Note the steps of the epoch since the last call; none are left where it has ended."""
+        results = self.trainer.history.results
+        self._since_point += results[self._taken :]
+        self._taken = len(results)
+
     def _end_point(self) -> None:
         """Write the means of the steps since the last point, if there were any."""
+        self._take()
         results, self._since_point = self._since_point, []
         if not results:
             return

@@ -30,6 +30,8 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.system.machine import frozen_gc
 from elastic_trainer.timing.table import TimingTable
 
+TICK_SECONDS = 0.1
+
 
 class Trainer(Engine):
     """Trains a network in epochs under a scheme, and validates it.
@@ -61,6 +63,7 @@ class Trainer(Engine):
             raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         super().__init__(model, data, scheme, settings, table, optimizer, memory)
         self._listeners, self._has_started, self._later = [*listeners], False, later
+        self._last_tick = 0.0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -95,6 +98,8 @@ class Trainer(Engine):
                             if self.deadline is not None:
                                 pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
+                            if time.monotonic() - self._last_tick >= TICK_SECONDS:
+                                self._tick()
                             if self._is_ended():
                                 break
                 if history.step >= self.schedule.start_of(epoch + 1) or history.is_stopped or history.out_of_time:
@@ -142,6 +147,10 @@ class Trainer(Engine):
             if method is not None:
                 method(*values)
 
+    def _tick(self) -> None:
+        self._last_tick = time.monotonic()
+        self._notify("on_tick")
+
     def _is_ended(self) -> bool:
         """Whether the latest step was the last: by a listener, or by the schedule."""
         history = self.history
@@ -166,6 +175,7 @@ class Trainer(Engine):
     def _end_epoch(self) -> None:
         """End the epoch, and validate if that is due. At the end of the run, average the head first."""
         history = self.history
+        self._tick()
         # A run whose time this validation uses up must average before it.
         validates = self._averages_later and self._is_validation_due(is_last=False)
         later = max(history.validation_seconds, default=0.0) if validates else 0.0

@@ -185,13 +185,13 @@ class ElasticScheme(Scheme):
         return self.keep(best, current, progress)
 
     def _selection(self, plan: Plan, progress: Progress, seconds: dict[str, float], state: TrainState) -> Selection:
-        """`plan` in wall time."""
-        budget = self.budget
+        """`plan` in wall time, which an estimated table and no gradient pass do not know."""
+        budget, knows_time = self.budget, self._measures_speed or not self.table.is_estimate
         return Selection(
             plan.mask,
             plan.importance,
-            predicted_step_ms=plan.step_ms * budget.slowdown * budget.correction,
-            budget_step_ms=budget.rho * self.table.full_step_ms * budget.slowdown,
+            predicted_step_ms=plan.step_ms * budget.slowdown * budget.correction if knows_time else None,
+            budget_step_ms=budget.rho * self.table.full_step_ms * budget.slowdown if knows_time else None,
             uses_features=plan.uses_features,
             epoch=progress.step / progress.steps_per_epoch,
             rho=budget.rho,

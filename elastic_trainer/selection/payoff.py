@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
+import tensorflow as tf
 
-if TYPE_CHECKING:
-    import keras
+from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.engine.task import CompiledTask
+from elastic_trainer.networks.tensors import restored
+from elastic_trainer.timing.wall_time import median_ms
 
 LATEST_STEPS = 50  # full ones, by which the time of one is judged
 TIMED_STEPS = 10  # full ones, without the first call, before anything is decided
@@ -177,3 +181,31 @@ def chosen_interval(selection_ms: float, epoch_ms: float, rho: float, fewest: fl
     """Epochs between two selections, at least `fewest`, such that they take at most `SELECTING` of what steps save."""
     saved_ms = SELECTING * (1 - rho) * epoch_ms
     return max(float(np.ceil(selection_ms / saved_ms)), fewest) if saved_ms > 0 else fewest
+
+
+def plain_step_ms(task: CompiledTask, batch: Batch) -> float:
+    """Wall time in ms of a step of plain `fit` on a batch that is there; the model and its optimizer do not change."""
+    model = task.model
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    changed = [*model.trainable_variables, *model.optimizer.variables]
+    with restored(changed, task.variables.written):
+        return median_ms(_plain_step(model, batch)) / model.steps_per_execution
+
+
+def _plain_step(model: keras.Model, batch: Batch) -> Callable[[], object]:
+    """A call of what `model.fit` calls to train on a batch."""
+    values = _as_tuples(keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights))
+    iterator = iter(tf.data.Dataset.from_tensors(values).repeat())
+    current = model.train_function
+    model.make_train_function(force=True)
+    plain, model.train_function = model.train_function, current
+    plain(iterator)  # the first call compiles
+    return lambda: next(iter(plain(iterator).values())).numpy()  # waits for the device
+
+
+def _as_tuples(values: Any) -> Any:
+    """`values` with tuples for lists, as Keras makes them: tf.data takes a list for one array."""
+    if isinstance(values, list | tuple):
+        return tuple(map(_as_tuples, values))
+    return {key: _as_tuples(value) for key, value in values.items()} if isinstance(values, dict) else values

@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.engine.closed_form_head import ClosedFormStep
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import Progress, RhoBudget
@@ -97,4 +96,6 @@ class ClosedFormScheme(FixedScheme):
         return replace(settings, num_epochs=1, max_steps=1, average_head=False)
 
     def adopt(self, selection: Selection, state: TrainState, uses_features: bool) -> None:
+        from elastic_trainer.engine.closed_form_head import ClosedFormStep
+
         state.train_by(ClosedFormStep(state.task, self._data))

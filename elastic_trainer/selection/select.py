@@ -38,7 +38,10 @@ class Plan(NamedTuple):
 
 @dataclass
 class Selection:
-    """The tensors that train from now on, why, and what was measured since. Times are wall time; None: no budget."""
+    """The tensors that train from now on, why, and what was measured since.
+
+    Times are wall time; None: there is no budget, or they are unknown.
+    """
 
     mask: np.ndarray  # bool [N] over `model.trainable_variables`
     importance: np.ndarray | None = None  # [N], normalised; None for a scheme that does not measure it
@@ -67,7 +70,8 @@ class Selection:
         """What trains, in a line; bool [N] `used` as of `task.StepVariables`."""
         count, share = (self.mask & used).sum(), self.predicted_share
         line = f"{count} of {used.sum()} tensors train"
-        line += "" if self.mask[used].all() else f", predicted {share:.2f} of plain fit's step time"
+        if self.full_step_ms and not self.mask[used].all():
+            line += f", predicted {share:.2f} of plain fit's step time"
         return line if used.all() else f"{line}; the loss does not depend on {(~used).sum()} others"
 
     @property

@@ -31,7 +31,6 @@ from elastic_trainer.settings.flags import (
 )
 from elastic_trainer.settings.network_names import known_network, known_weights
 
-TIMINGS = ("trace", "flops")
 OPTIMIZERS = "sgd", "adam"
 FEATURE_CACHES = ("float32", "float16", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
@@ -208,9 +207,6 @@ class Settings:
 class ProfileSettings:
     """How a network is profiled."""
 
-    timing: str = flag("trace", PROFILE, one_of(TIMINGS), "SOURCE", (
-        "source of the operation times. `trace` measures each; `flops` counts FLOPs and scales them to the measured "
-        "full step"))
     seconds: float | None = flag(None, PROFILE, number(0, 86_400), "SECONDS", (
         "time for measuring steps; at least five rounds are measured"), "110")
     from_trace: Path | None = flag(None, PROFILE, Path, "FILE", (

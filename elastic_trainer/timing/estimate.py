@@ -13,8 +13,8 @@ import numpy as np
 
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.timing.building import added_up
 from elastic_trainer.timing.flops import count_bytes, count_flops
-from elastic_trainer.timing.profiling import added_up
 from elastic_trainer.timing.table import TimingTable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from elastic_trainer.timing.attribution import Attribution, attribute
 from elastic_trainer.timing.fit import with_kernels
-from elastic_trainer.timing.wall_time import measure_ms, without_drift
+from elastic_trainer.timing.wall_time import MAX_ROUNDS, MIN_ROUNDS, measure_ms, median_ms, without_drift
 
 if TYPE_CHECKING:
     import keras
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_trainer.engine.task import Task
     from elastic_trainer.settings import Settings
 
-MIN_ROUNDS, MAX_ROUNDS, MEASURING_SECONDS, FEW_MS = 5, 40, 110, 100
+MEASURING_SECONDS = 110
 MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
@@ -68,7 +68,7 @@ class Measurement(NamedTuple):
     step_ms: np.ndarray
     cached: list[int]
     cached_ms: np.ndarray
-    wall_ms: dict[str, float | None]
+    wall_ms: dict[str, float]
 
 
 def calibration_masks(
@@ -114,22 +114,12 @@ def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURI
     return without_drift(np.concatenate(times))
 
 
-def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:
-    """An optimizer of the kind `name` at rate 0: every operation of a step runs, and no weight changes."""
-    from elastic_trainer.engine.optimizers import make_optimizer
-    from elastic_trainer.networks.tensors import head_mask
-
-    head = np.flatnonzero(head_mask(model)).tolist()
-    optimizer = make_optimizer(name, 0.0, 5e-4, 1, clipping=1.0 if clips_gradients else None, unclipped=head)
-    optimizer.build(model.trainable_variables)
-    return optimizer
-
-
 def idle_training(model: keras.Model, settings: Settings) -> Training:
     """What steps of an image classifier are measured with: its `idle_optimizer`, and noise, all of the first class."""
     import tensorflow as tf
 
     from elastic_trainer.datasets.batches import Batch
+    from elastic_trainer.engine.optimizers import idle_optimizer
     from elastic_trainer.engine.task import ImageClassification
 
     task = ImageClassification(model)
@@ -169,12 +159,6 @@ def full_step_ms(training: Training) -> float:
     return median_ms(compile_steps(training, [None])[0])
 
 
-def median_ms(run: Callable[[], object]) -> float:
-    """Median wall time in ms of calls of a compiled step: of as many as fit into `FEW_MS`, at least `MIN_ROUNDS`."""
-    rounds = int(np.clip(FEW_MS / measure_ms([run], 1)[0, 0], MIN_ROUNDS, MAX_ROUNDS))
-    return float(np.median(measure_ms([run], rounds)))
-
-
 def copying_ms() -> tuple[float, float]:
     """Wall times in ms of reading a MB of features for a step, and of keeping it, in memory that no cache holds."""
     import tensorflow as tf
@@ -191,28 +175,17 @@ def copying_ms() -> tuple[float, float]:
     return reading_ms / megabytes, writing_ms / megabytes
 
 
-def measure(
-    training: Training,
-    seconds: float = MEASURING_SECONDS,
-    with_features: bool = True,
-    plain: Callable[[], object] | None = None,
-) -> Measurement:
-    """Measure steps of a few selections for `seconds`, at least five rounds.
-
-    Args:
-        with_features: measure steps from cached features, too. Without them, half as many selections are measured.
-        plain: a step of Keras' own `fit`, which is measured too, alternating with the others.
-    """
+def measure(training: Training, seconds: float = MEASURING_SECONDS) -> Measurement:
+    """Measure steps of a few selections, from inputs and from cached features, for `seconds`, at least five rounds."""
     from elastic_trainer.engine.step import AllGradients, forward_pass
 
     task, _, batch = training
     [run_full] = compile_steps(training, [None])
-    calibration = [HEAD, *CALIBRATION[:: 1 if with_features else 2]]
     full: TrainStep = run_full.func  # type: ignore[assignment]
     attribution = attribute(full, task.model.trainable_variables)
-    masks = calibration_masks(attribution.positions, attribution.kernels, task.head, calibration)
+    masks = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
     runs = [*compile_steps(training, masks[:-1]), run_full]
-    from_features = [compile_from_features(run) for run in runs] if with_features and len(runs) > 1 else []
+    from_features = [compile_from_features(run) for run in runs] if len(runs) > 1 else []
     cached = {index: run for index, run in enumerate(from_features) if run is not None}
     calls: dict[str, list[Callable[[], object]]] = {
         "forward": [partial(forward_pass(task, len(batch)), *run_full.args)],
@@ -220,7 +193,6 @@ def measure(
         # The gradient pass is next to the full step, so that both see the same disturbances.
         "pass": [partial(AllGradients(task, len(batch)).run, batch)],
         "cached": [*cached.values()],
-        "plain": [] if plain is None else [plain],
     }
     times = measure_steps([*chain(*calls.values())], seconds)
     ms = dict(zip(calls, np.split(times, np.cumsum([len(each) for each in calls.values()])[:-1], axis=1), strict=True))
@@ -229,6 +201,5 @@ def measure(
         "forward_ms": float(np.median(ms["forward"])),
         "full_step_ms": float(np.median(full_ms)),
         "gradient_pass_ms": float(np.median(ms["pass"] / full_ms)) * float(np.median(full_ms)),
-        "plain_step_ms": None if plain is None else float(np.median(ms["plain"])),
     }
     return Measurement(task, full, run_full, attribution, masks, ms["steps"], [*cached], ms["cached"], wall_ms)

@@ -14,13 +14,13 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine.memory import MemoryBudget, Needed
+from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.step_memory import training_mb, variables_mb
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing.measuring import idle_optimizer
 
 # More than a step was ever seen to take of the outputs of all layers, of the weights, and beside them (docs/memory.md).
 OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500

@@ -44,8 +44,7 @@ class TimingTable:
         forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
         fit: from operation times to wall time.
         settings: that it was measured with, such as those in `TABLE_SETTINGS`.
-        memory: what the tensors cost in memory, at the batch size of the table; None: unknown, as the next one.
-        plain_step_ms: wall time of a step of Keras' own `fit`.
+        memory: what the tensors cost in memory, at the batch size of the table; None: unknown.
         details: further measurements, kept in profile.json.
     """
 
@@ -64,7 +63,6 @@ class TimingTable:
     fit: Fit
     settings: dict[str, Any] = field(default_factory=dict)
     memory: MemoryCosts | None = None
-    plain_step_ms: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
     def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
@@ -97,11 +95,6 @@ class TimingTable:
         """Wall time of that step, with caching its features."""
         prediction = self.predict(mask, misses)
         return prediction.step_ms + prediction.caching_ms
-
-    @property
-    def plain_over_full(self) -> float:
-        """A step of Keras' own `fit` over a full step here, which folds batch norm; 1 where it was not measured."""
-        return (self.plain_step_ms or self.full_step_ms) / self.full_step_ms
 
     @property
     def is_estimate(self) -> bool:
@@ -155,12 +148,10 @@ class TimingTable:
 
     def scaled(self, factor: float) -> TimingTable:
         """The table of a device on which a step takes `factor` times as long."""
-        plain_ms = self.plain_step_ms
         return replace(
             self,
             **{name: factor * getattr(self, name) for name in (*TIMES, "t_dw_ms", "t_dy_ms", "t_fw_ms")},
             fit=replace(self.fit, constant_ms=factor * self.fit.constant_ms),
-            plain_step_ms=None if plain_ms is None else factor * plain_ms,
         )
 
     def in_parts(self, count: int) -> TimingTable:

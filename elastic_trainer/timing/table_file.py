@@ -29,8 +29,6 @@ TABLE_SETTINGS = (
 # What a table depends on besides the network: keys of `machine.environment()`, and of the versions in it.
 _ORIGIN = ("tensorflow", "machine", "processor", "cores", "usable_cores", "thread_settings", "system")
 _COLUMNS = "name", "shape", "order", "t_dw_ms", "t_dy_ms", "t_fw_ms", "kernel", "features_mb"  # of table.csv
-# Fields of a table that profile.json has under the same names.
-_NUMBERS = (*TIMES, "plain_step_ms")
 
 
 class StaleTableError(UserError):
@@ -78,7 +76,7 @@ def save_table(table: TimingTable, folder: Path) -> None:
             zip(table.names, table.shapes, times, kernels, table.features_mb, strict=True)
         )
     ]
-    record = {name: getattr(table, name) for name in _NUMBERS}
+    record = {name: getattr(table, name) for name in TIMES}
     record |= {"backward_ms": table.full_step_ms - table.forward_ms, "fit": asdict(table.fit)}
     record["memory"] = None if table.memory is None else table.memory.to_record()
     known = {name: value for name, value in record.items() if value is not None}
@@ -122,7 +120,7 @@ def load_table(
         rows = _read_rows(folder / "table.csv")
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
         with trusting(folder / "profile.json"):
-            fit, numbers = Fit(**record.pop("fit")), {name: record.pop(name, None) for name in _NUMBERS}
+            fit, numbers = Fit(**record.pop("fit")), {name: record.pop(name, None) for name in TIMES}
             memory = None if costs is None else MemoryCosts.from_record(costs)
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error

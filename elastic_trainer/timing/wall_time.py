@@ -15,6 +15,8 @@ import numpy as np
 from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
 
 DRIFT_WINDOW = 7  # calls
+MIN_ROUNDS, MAX_ROUNDS = 5, 40
+FEW_MS = 100  # in which `median_ms` measures short calls
 
 
 def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, max_tries: int = 1) -> np.ndarray:
@@ -37,6 +39,12 @@ def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 
                     break
             row[column] = seconds * 1e3
     return times
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Median wall time in ms of calls of a compiled step: of as many as fit into `FEW_MS`, at least `MIN_ROUNDS`."""
+    rounds = int(np.clip(FEW_MS / measure_ms([run], 1)[0, 0], MIN_ROUNDS, MAX_ROUNDS))
+    return float(np.median(measure_ms([run], rounds)))
 
 
 def slowdown_of_steps(slowdowns: Sequence[float], steps: int) -> np.ndarray:

@@ -34,7 +34,7 @@ import models
 import profiler
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.engine.features import FeatureCache
-from elastic_trainer.engine.optimizers import make_optimizer
+from elastic_trainer.engine.optimizers import idle_optimizer, make_optimizer
 from elastic_trainer.engine.prefix import split_step
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
@@ -43,7 +43,7 @@ from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_optimizer, measure_steps
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, measure_steps
 from elastic_trainer.timing.table import TimingTable
 
 RHOS, QUICK_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.5,)

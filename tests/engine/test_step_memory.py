@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 
 from elastic_trainer.engine.memory_simulation import touched_bytes
+from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.step_memory import StepMemory, forward_memory, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.timing.measuring import idle_optimizer
 
 MB = 1 << 20
 SIDE = 512  # a matrix of float32 takes 1 MB

@@ -41,6 +41,7 @@ def test_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch):
         ),
     ],
 )
+@pytest.mark.usefixtures("tick_after_each_step")
 def test_a_weight_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(scheme, layer, message, tmp_path):
     """Before step 9 a weight becomes NaN: neither that step nor a later one gets a checkpoint."""
     model = make_small_model()

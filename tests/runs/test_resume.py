@@ -174,6 +174,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_that_it_starts_again(tmp_
         )
 
 
+@pytest.mark.usefixtures("tick_after_each_step")
 def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, uninterrupted_weights):
     data = make_small_data()
     folder = tmp_path / "run"
@@ -182,7 +183,7 @@ def test_run_stopped_during_validation_resumes_with_that_validation(tmp_path, un
     class CountingSignals(StopSignals):
         def check(self):
             calls.append(1)
-            if len(calls) == 2 * STEPS + 2:  # in the validation of the second epoch
+            if len(calls) == 2 * (STEPS + 2):  # in the validation of the second epoch
                 self.number = signal.SIGTERM
             super().check()
 

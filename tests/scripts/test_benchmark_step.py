@@ -12,11 +12,11 @@ from small_networks import as_if_trained, values
 import models
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing.measuring import idle_optimizer
 
 NETWORK = Settings("small", SIZE, 3, BATCH, weights="none")
 

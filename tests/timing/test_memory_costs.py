@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import models
+from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.step_memory import beside_steps_mb, forward_memory, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks, idle_optimizer
+from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks
 from elastic_trainer.timing.memory_costs import NO_CHAIN, Kept, MemoryCosts, memory_costs
 
 COSTS = MemoryCosts(

@@ -36,7 +36,7 @@ def saved(tmp_path, small_model):
     table = make_table(small_model, t_fw_ms=0.5)
     count = len(table.names)
     costs = MemoryCosts(30.0, 10.0, 1.0, np.arange(count) / 2, np.ones(count), [Kept((0, 1), NO_CHAIN, 100.0)])
-    table = replace(table, memory=costs, plain_step_ms=7.0)
+    table = replace(table, memory=costs)
     table.settings.update(table_settings(SETTINGS))
     table.details.update(environment=environment(), graph_digest=GRAPH)
     save_table(table, table_folder(replace(SETTINGS, logdir=tmp_path)))
@@ -63,7 +63,6 @@ def test_saved_table_loads_unchanged(saved):
     for misses in (1.0, 0.3, 0.0):
         assert loaded.predict(mask, misses) == pytest.approx(table.predict(mask, misses))
     assert loaded.predict_mb(mask, 2.0) == table.predict_mb(mask, 2.0)
-    assert loaded.plain_over_full == 7.0 / table.full_step_ms
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
