@@ -45,6 +45,7 @@ from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
+from elastic_trainer.timing.measuring import MEASURING_SECONDS
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -150,9 +151,9 @@ def run(
     }
 
 
-def profiled_table(model: keras.Model, network: Settings) -> TimingTable:
+def profiled_table(model: keras.Model, network: Settings, seconds: float = MEASURING_SECONDS) -> TimingTable:
     with tempfile.TemporaryDirectory() as folder:
-        return profiler.profile(model, network, Path(folder))
+        return profiler.profile(model, network, Path(folder), seconds)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

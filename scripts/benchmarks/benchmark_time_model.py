@@ -63,7 +63,8 @@ def recurrent(input_size: int, num_classes: int) -> keras.Model:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    found = {name: _measure(name, args.steps) for name in (args.only.split(",") if args.only else NETWORKS)}
+    names = args.only.split(",") if args.only else NETWORKS
+    found = {name: _measure(name, args.steps, args.seconds) for name in names}
     after_ten = [one["selections"][-1] for one in found.values()]
     errors = {
         way: 100 * statistics.median(abs(one[way] / one["measured"] - 1) for one in after_ten)
@@ -72,7 +73,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {"networks": found, "steps": args.steps, "median_error_percent": errors}
 
 
-def _measure(name: str, steps: int) -> dict[str, Any]:
+def _measure(name: str, steps: int, seconds: float) -> dict[str, Any]:
     """The selections of a run without a table: what a step takes over a full one, measured and predicted."""
     size, batch_size = NETWORKS[name]
     own = f"{Path(__file__).resolve()}:{name}"
@@ -91,7 +92,7 @@ def _measure(name: str, steps: int) -> dict[str, Any]:
     if not is_custom_model(network.model_name):
         batches = data.importance_batches(0, 32 // batch_size)
         standardize(model, np.concatenate([batch.inputs for batch in batches]))
-    table = profiled_table(model, network)
+    table = profiled_table(model, network, seconds)
     settings = replace(network, num_epochs=EPOCHS, interval=EPOCHS, rho=0.5, learning_rate=1e-4, feature_cache="off")
     listener = Alternating(full, 0)
     trainer = Trainer(model, data, "elastic_training", settings, [listener])
@@ -115,6 +116,7 @@ def _measure(name: str, steps: int) -> dict[str, Any]:
 
 SETTINGS = {
     "steps": Setting(60, 36, "of each run"),
+    "seconds": Setting(40.0, 10.0, "of measuring steps for profiler.py's table"),
     "only": Setting("", "", "networks, separated by commas"),
 }
 
