@@ -15,7 +15,8 @@ what a selection leaves unused is added to the next one's, and what it took beyo
 subtracted. In the paper (section 6) nothing is measured again; its published system misses rho by up to 11 points.
 
 A table that is only estimated (`timing.estimate`) does not know how fast this device is: the first gradient passes say
-that. Then the selection's own steps correct it, after `CORRECTED_AFTER` steps, by as much as it takes.
+that. Then the selection's own steps correct the tensors that they train, and the others by the rest of a full step,
+after `CORRECTED_AFTER` steps and before each later selection.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Plan
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.timing.estimate import sharpened
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
@@ -95,12 +97,14 @@ class RhoBudget:
         UserError: even training the head alone takes more.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("correction", "_step_ms", "_caching_ms", "rho")  # in a checkpoint
+    # In a checkpoint.
+    kept: ClassVar[tuple[str, ...]] = ("correction", "_step_ms", "_caching_ms", "rho", "_known")
 
     def __init__(self, table: TimingTable, head: np.ndarray, rho: float | None, misses: float = 1.0) -> None:
         self.table, self.correction, self.slowdown = table, 1.0, 1.0
         self.smallest_rho = smallest_rho(table, head, misses)
         self._step_ms = self._caching_ms = 0.0  # of the latest plan, in table time
+        self._known: list[tuple[list[bool], float]] = []  # measured selections, by which an estimate was corrected
         if rho is not None and rho < self.smallest_rho:
             raise UserError(
                 f"--rho {rho:g}: training the head alone takes {self.smallest_rho:.1%} of a full step here"
@@ -119,7 +123,8 @@ class RhoBudget:
         error, bound = PREDICTION_ERROR, CORRECTION_BOUND
         if self.table.is_estimate:
             error, bound = ESTIMATE_ERROR, ESTIMATE_BOUND
-        if self._step_ms and progress.step_ms and progress.slowdowns:
+        is_measured = self._step_ms and progress.step_ms and progress.slowdowns
+        if is_measured:
             predicted_ms = self._step_ms * slowdown_of_steps(progress.slowdowns, len(progress.step_ms))
             ratios = (np.array(progress.step_ms) / predicted_ms).tolist()
             noise = _median_error(ratios) ** 2 + _median_error(progress.slowdowns) ** 2
@@ -130,8 +135,17 @@ class RhoBudget:
             took = min((self._step_ms + self._caching_ms) * self.correction / self.table.full_step_ms, 1.0)
             carried = min(max(self.rho - took, -MAX_CARRY_OVER), MAX_CARRY_OVER)
             self.rho = min(max(self._asked + carried, self.smallest_rho), 1.0)
+        if is_measured and self.table.is_estimate and progress.mask is not None and not progress.feature_steps:
+            self._sharpen([*map(bool, progress.mask)], self._step_ms * self.correction)
         self.slowdown = latest_slowdown(progress)
         return self
+
+    def _sharpen(self, mask: list[bool], step_ms: float) -> None:
+        """Correct the table by a selection that was measured, in table time, instead of all selections alike."""
+        table = sharpened(self.table, np.array(mask), step_ms)
+        if table is not self.table:
+            self.table, self.correction = table, 1.0
+            self._known.append((mask, step_ms))
 
     def adopt(self, plan: Plan) -> None:
         """Note what the steps of `plan`, which come next, take."""
@@ -148,6 +162,8 @@ class RhoBudget:
 
     def resume(self, record: dict[str, Any]) -> None:
         """Continue from what `to_record` returned."""
+        for mask, step_ms in record["_known"]:
+            self._sharpen(mask, step_ms)
         for name in self.kept:
             setattr(self, name, record[name])
 

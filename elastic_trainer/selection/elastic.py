@@ -55,7 +55,7 @@ class ElasticScheme(Scheme):
         importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
-        self.data, self.settings, self.budget, self.table = data, settings, budget, budget.table
+        self.data, self.settings, self.budget, self._digest = data, settings, budget, budget.table.digest()
         self.head = task.head
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
@@ -101,6 +101,11 @@ class ElasticScheme(Scheme):
         self.budget.adopt(plan)
         return self._selection(plan, progress, seconds, state)
 
+    @property
+    def table(self) -> TimingTable:
+        """The timing table, as the budget knows it by now."""
+        return self.budget.table
+
     def keep(self, best: Plan, current: np.ndarray, progress: Progress) -> Plan:
         """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.
 
@@ -138,19 +143,19 @@ class ElasticScheme(Scheme):
 
     def follow(self, table: TimingTable, step: int) -> None:
         """Go by another table of the same network from `step` on, before which it selects."""
-        self.table = table
         self.budget.follow(table, self.head)
+        self._digest = table.digest()
         self._select_before(step)
 
     def slowdown(self, batch: Batch) -> float:
         return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
 
     def to_record(self) -> dict[str, Any]:
-        return {"table": self.table.digest(), "budget": self.budget.to_record()}
+        return {"table": self._digest, "budget": self.budget.to_record()}
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
         self._limit_memory(state)
-        if record["table"] != self.table.digest():
+        if record["table"] != self._digest:
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
         if selection is not None:

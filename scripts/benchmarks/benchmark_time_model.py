@@ -40,9 +40,9 @@ NETWORKS: dict[str, tuple[int, int]] = {  # input size and batch size
 }
 
 
-def vit_block(input_size: int, num_classes: int) -> keras.Model:
+def vit_block(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """Patches of 8 pixels, and three blocks of a transformer."""
-    inputs = keras.Input((input_size, input_size, 3))
+    inputs = keras.Input(input_shape)
     x = layers.Conv2D(192, 8, strides=8)(layers.Rescaling(1 / 255)(inputs))
     x = layers.Reshape((-1, 192))(x)
     for _ in range(3):
@@ -53,10 +53,10 @@ def vit_block(input_size: int, num_classes: int) -> keras.Model:
     return keras.Model(inputs, layers.Dense(num_classes)(layers.GlobalAveragePooling1D()(x)))
 
 
-def recurrent(input_size: int, num_classes: int) -> keras.Model:
+def recurrent(input_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     """Each row of the image is a step of a sequence."""
-    inputs = keras.Input((input_size, input_size, 3))
-    x = layers.Reshape((input_size, -1))(layers.Rescaling(1 / 255)(inputs))
+    inputs = keras.Input(input_shape)
+    x = layers.Reshape((input_shape[0], -1))(layers.Rescaling(1 / 255)(inputs))
     for _ in range(3):
         x = layers.GRU(128, return_sequences=True)(x)
     return keras.Model(inputs, layers.Dense(num_classes)(layers.GRU(128)(x)))
@@ -105,13 +105,13 @@ def _measure(name: str, steps: int, seconds: float) -> dict[str, Any]:
         by_table = table.predict_ms(one.mask) / table.full_step_ms
         rows.append({
             "step": one.step,
-            "measured": own_ms / full_ms,
+            "measured": float(own_ms / full_ms),
             "predicted": one.predicted_share,
             "by_table": by_table,
             "tensors": int(one.mask.sum()),
         })  # fmt: skip
         print(f"{name}, step {one.step}: {rows[-1]}", flush=True)
-    return {"selections": rows, "full_step_ms": full_ms, "input_size": size, "batch_size": batch_size}
+    return {"selections": rows, "full_step_ms": float(full_ms), "input_size": size, "batch_size": batch_size}
 
 
 SETTINGS = {
