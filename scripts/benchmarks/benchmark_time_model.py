@@ -65,12 +65,11 @@ def recurrent(input_shape: tuple[int, int, int], num_classes: int) -> keras.Mode
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     names = args.only.split(",") if args.only else NETWORKS
     found = {name: _measure(name, args.steps, args.seconds) for name in names}
-    after_ten = [one["selections"][-1] for one in found.values()]
-    errors = {
-        way: 100 * statistics.median(abs(one[way] / one["measured"] - 1) for one in after_ten)
-        for way in ("predicted", "by_table")
-    }
-    return {"networks": found, "steps": args.steps, "median_error_percent": errors}
+    medians: dict[int, dict[str, float]] = {}
+    for rows in zip(*(one["selections"] for one in found.values()), strict=True):
+        errors = {way: [abs(row[way] / row["measured"] - 1) for row in rows] for way in ("predicted", "by_table")}
+        medians[rows[0]["step"]] = {way: 100 * statistics.median(each) for way, each in errors.items()}
+    return {"networks": found, "steps": args.steps, "median_error_percent_by_step": medians}
 
 
 def _measure(name: str, steps: int, seconds: float) -> dict[str, Any]:
