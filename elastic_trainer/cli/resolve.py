@@ -207,8 +207,6 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
     table = table.in_parts(settings.batch_size // part.batch_size)
     if settings.rho is not None:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
-    if table.memory is None and settings.memory is None:  # an earlier table cannot keep to a limit
-        steps.memory.limit_mb = math.inf
     return table
 
 

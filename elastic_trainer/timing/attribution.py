@@ -82,6 +82,12 @@ class Attribution:
     in_preprocessing: np.ndarray
     in_other: np.ndarray
 
+    @property
+    def places(self) -> dict[str, int]:
+        """By the name of an operation, for which tensor of the backward order it runs first; -1: whatever trains."""
+        first = np.maximum.reduce([self.own, self.shared, self.update])
+        return dict(zip(self.operations, first.tolist(), strict=True))
+
     def times(self, op_ms: Mapping[str, float]) -> OperationTimes:
         """The times of operations, by name, added up; those without one take none."""
         ms = np.array([op_ms.get(name, 0.0) for name in self.operations])
