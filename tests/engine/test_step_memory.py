@@ -31,7 +31,8 @@ def naive_kept_mb(step, positions):
     kept, found = {}, []
     for position in positions:
         for name in needs[position]:
-            for tensor in step.graph.get_operation_by_name(name).inputs:
+            for each in step.graph.get_operation_by_name(name).inputs:
+                tensor = each
                 while tensor.op.type in SAME and tensor.op.inputs:
                     tensor = tensor.op.inputs[0]
                 if tensor.op.name in forward and tensor.op.type not in ("Const", "Placeholder"):
