@@ -1,9 +1,8 @@
 """The memory budget: what the process may take while it trains, what it takes already, and what fits.
 
-    start     what the process takes before it trains, without what is reusable
-    reusable  what tracing and measuring steps took and freed; training takes it again
-    needed    start, and what training takes
-    room      the limit, or what the machine has, without start
+    start   what the process takes before it trains
+    needed  start, and what training takes
+    room    the limit, or what the machine has, without start
 
 The paper does not cover memory.
 """
@@ -11,8 +10,7 @@ The paper does not cover memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from math import inf
 
 import numpy as np
@@ -34,7 +32,7 @@ class MemoryBudget:
 
     Args:
         limit_mb: what the process may take in all, resident; None: what the machine has. As an attribute, infinity.
-        start_mb: what it takes before it trains; None: what it takes at the time, without what is reusable.
+        start_mb: what it takes before it trains; None: what it takes at the time.
 
     Raises:
         UserError: a limit is given and nothing here can keep to one.
@@ -44,7 +42,7 @@ class MemoryBudget:
         if limit_mb is not None and not _is_reported():
             raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
         self.limit_mb = inf if limit_mb is None else limit_mb
-        self._start_mb, self._reusable_mb = start_mb, 0.0
+        self._start_mb = start_mb
 
     @property
     def has_limit(self) -> bool:
@@ -59,8 +57,7 @@ class MemoryBudget:
     @property
     def start_mb(self) -> float | None:
         """What the process takes before it trains; None if the system does not report it."""
-        resident_mb = resident_memory_mb() if self._start_mb is None else self._start_mb
-        return None if resident_mb is None else resident_mb - max(self._reusable_mb, 0.0)
+        return resident_memory_mb() if self._start_mb is None else self._start_mb
 
     @property
     def room_mb(self) -> float:
@@ -71,15 +68,6 @@ class MemoryBudget:
     def left_mb(self) -> float:
         """What the process may take now, beyond what it has."""
         return self.total_mb - (resident_memory_mb() or 0.0)
-
-    @contextmanager
-    def reusing(self) -> Iterator[None]:
-        """Count what this block takes as reusable."""
-        before_mb = resident_memory_mb() or 0.0
-        try:
-            yield
-        finally:
-            self._reusable_mb += (resident_memory_mb() or 0.0) - before_mb
 
     def started(self) -> MemoryBudget:
         """The budget of training that starts now: the process has taken what it takes before."""

@@ -146,10 +146,8 @@ class TrainState:
         self._step_memory = found = step_memory(step)
         needed_mb = self.memory.needed_mb(self._training_mb(self.parts * found.rows, found.rows))
         if self._batch_size is not None:
-            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - found.split_graph_mb)
-        if self.features.split is not None:
-            needed_mb += found.split_graph_mb + self.features.kept_mb
-        self.predicted_mb = None if self.memory.start_mb is None else needed_mb
+            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)
+        self.predicted_mb = None if self.memory.start_mb is None else needed_mb + self.features.kept_mb
 
     def _make_step(self, batch_size: int | None) -> TrainStep:
         return TrainStep(self.task, self.optimizer, batch_size, self._mask, self._penalty, self.folds, self.parts)

@@ -46,14 +46,12 @@ class StepMemory(NamedTuple):
         fixed_mb: with any batch.
         by_rows_mb: what those examples take.
         sums_mb: sums of gradients, where a batch is taken in parts.
-        split_graph_mb: what cached features take beside themselves: the graphs of step and validation, cut in two.
     """
 
     rows: int
     fixed_mb: np.ndarray
     by_rows_mb: np.ndarray
     sums_mb: np.ndarray
-    split_graph_mb: float
 
     def needed_mb(self, batch_size: int, micro_batch: int | None = None) -> np.ndarray:
         """MB [N] of training on batches of this size, in parts of at most `micro_batch` examples."""
@@ -105,8 +103,7 @@ def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order:
     inputs_mb = sum(map(_size_mb, step.inputs))
     by_rows_mb = np.cumsum(kept_mb) + np.maximum.accumulate(largest_mb) + 2 * inputs_mb
     rows = int(step.inputs[0].shape[0])
-    split_graph_mb = 4 * OPERATION_MB * len(forward)
-    return StepMemory(rows, MARGIN * fixed_mb, MARGIN * by_rows_mb, trained_mb, split_graph_mb)
+    return StepMemory(rows, MARGIN * fixed_mb, MARGIN * by_rows_mb, trained_mb)
 
 
 def variables_mb(variables: Iterable[Any]) -> float:

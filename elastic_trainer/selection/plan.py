@@ -89,10 +89,7 @@ class RunPlanner:
             plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, each, max_depth)
             last = table.depth(plan.mask) - 1
             features_mb = feature_batches(data, settings) * float(table.features_mb[last]) * plan.uses_features
-            needed_mb = None
-            if training_mb is not None and table.memory is not None:
-                split_mb = table.memory.split_graph_mb * plan.uses_features
-                needed_mb = memory.needed_mb(float(training_mb[last]) + split_mb + features_mb)
+            needed_mb = None if training_mb is None else memory.needed_mb(float(training_mb[last]) + features_mb)
             if not plan.uses_features or needed_mb is None or needed_mb <= memory.limit_mb:
                 break
         step_ms = plan.step_ms + plan.caching_ms

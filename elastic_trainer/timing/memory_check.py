@@ -7,7 +7,6 @@ The paper does not cover memory.
 
 from __future__ import annotations
 
-import gc
 from math import prod
 
 import keras
@@ -21,6 +20,7 @@ from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.machine import release_memory
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import depth_of
 from elastic_trainer.timing.measuring import idle_optimizer
@@ -49,14 +49,12 @@ class TracedSteps:
     def needed_mb(self, mask: np.ndarray, batch_size: int, micro_batch: int | None = None) -> float:
         """Of steps that train `mask`, bool [N] over `model.trainable_variables`, in parts of at most `micro_batch`."""
         if self._traced is None:
-            model, settings = self.model, self.settings
-            with self.memory.reusing():
-                optimizer = idle_optimizer(model, settings.optimizer, settings.clips_gradients)
-                full = TrainStep(ImageClassification(model), optimizer, part_rows(batch_size, micro_batch))
-                found = attribute(full, model.trainable_variables)
-                self._traced = found.positions, step_memory(full, found.places, found.positions)
-                del full, found
-                gc.collect()  # the graph, whose memory the next one takes
+            optimizer = idle_optimizer(self.model, self.settings.optimizer, self.settings.clips_gradients)
+            full = TrainStep(ImageClassification(self.model), optimizer, part_rows(batch_size, micro_batch))
+            found = attribute(full, self.model.trainable_variables)
+            self._traced = found.positions, step_memory(full, found.places, found.positions)
+            del full, found, optimizer
+            release_memory()  # of the graph: training takes it again
         positions, memory = self._traced
         return float(memory.needed_mb(batch_size, micro_batch)[depth_of(mask[positions]) - 1])
 

@@ -35,7 +35,7 @@ GRAPH = "a1b2"
 def saved(tmp_path, small_model):
     table = make_table(small_model, t_fw_ms=0.5)
     count = len(table.names)
-    memory = StepMemory(BATCH, np.arange(count) / 2, np.arange(count) + 0.1, np.ones(count), 1.5)
+    memory = StepMemory(BATCH, np.arange(count) / 2, np.arange(count) + 0.1, np.ones(count))
     table = replace(table, memory=memory, plain_step_ms=7.0)
     table.settings.update(table_settings(SETTINGS))
     table.details.update(environment=environment(), graph_digest=GRAPH)
