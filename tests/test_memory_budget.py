@@ -136,14 +136,14 @@ def test_a_run_and_the_callback_predict_what_they_take_and_keep_to_a_limit(schem
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
 def test_features_that_do_not_fit_are_given_up_before_tensors(scheme, network, start):
     model, data, table = network
-    settings = replace(SETTINGS, rho=0.6, interval=None, num_epochs=40, feature_cache="float32")
-    found = []
-    for limit_mb in (None, START_MB + limits(table, head_mask(model))[1] / 0.98 + 1):
-        trainer = Trainer(model, data, scheme, replace(settings, memory=limit_mb), table=table)
+    settings = replace(SETTINGS, rho=0.6, interval=40, num_epochs=40, feature_cache="float32")
+    limit_mb = 1.02 * (START_MB + limits(table, head_mask(model))[1])
+    for memory in (None, limit_mb):
+        trainer = Trainer(model, data, scheme, replace(settings, memory=memory), table=table)
         trainer.run(until_step=1)
-        found.append(trainer.history.selection)
-        assert (trainer.training.features.split is not None) == (limit_mb is None) == found[-1].uses_features
-    assert found[1].mask.sum() > head_mask(model).sum() and found[1].memory_mb <= limit_mb
+        selection = trainer.history.selection
+        assert (trainer.training.features.split is not None) == (memory is None) == selection.uses_features
+    assert selection.mask.sum() > head_mask(model).sum() and (selection.memory_mb or 0.0) <= limit_mb
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(network, start):

@@ -4,13 +4,14 @@ What the forward pass writes stays in memory until the last gradient operation t
 there when the backward pass starts. So steps whose deepest tensor is the k-th in backward order take at most
 
     MARGIN · (START_MB + OPERATION_MB · operations + FILTERS_FACTOR · filters + TRAINED_FACTOR · trained
-              + kept + largest + 2 · inputs)
+              + max(forward, kept + result) + 2 · inputs)
 
     operations   of the step, and twice those of the forward pass: the first model and validation
     filters      MB of convolutions, which oneDNN stores in another order
-    trained      MB of the tensors down to the k-th, for their gradients and the optimizer's variables
+    trained      MB of the tensors down to the k-th: their gradients, and the optimizer's variables
+    forward      inputs and results of the largest operation of the forward pass
     kept         results of the forward pass that gradients down to the k-th tensor read
-    largest      inputs and outputs of the largest operation
+    result       the largest of the backward pass
     inputs       of a batch; two are made ahead
 
 No rule looks at a layer. The first line has the same size for any batch. The second line grows with its examples. The
@@ -19,20 +20,20 @@ numbers are fitted to peaks of fresh processes (scripts/benchmarks/benchmark_mem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.networks.graphs import needed_operations
+from elastic_trainer.networks.graphs import inputs_first, needed_operations
 
 if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
 
 MARGIN = 1.25
-START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 25.0, 0.02, 1.5, 0.6
+START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 10.0, 0.03, 1.5, 2.0
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Their result is their first input.
 _ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
@@ -65,45 +66,49 @@ class StepMemory(NamedTuple):
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> StepMemory:
         """What `to_record` returned."""
-        return cls(**{name: np.array(value) if isinstance(value, list) else value for name, value in record.items()})
+        return cls(record["rows"], *(np.array(record[name]) for name in cls._fields[1:]))
 
 
-def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order: Sequence[int] = ()) -> StepMemory:
+def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order: Iterable[Any] = ()) -> StepMemory:
     """What a traced step takes, or any step that trains some of its tensors. Tensors of unknown shape count as nothing.
 
     Args:
         step: on a batch of known size.
-        places: by the name of an operation, for which tensor of the backward order it runs first, counted from 0
-            (`Attribution.places`). By default there is one depth, that of `step`.
+        places: by the name of an operation, for which tensor of the backward order it runs first, counted from 0; -1:
+            whatever trains (`Attribution.places`). By default there is one depth, that of `step`.
         order: with `places`, indices [N] into `step.variables` in backward order.
     """
-    graph, forward, places = step.graph, needed_operations([step.loss]), places or {}
-    needed = needed_operations([*graph.outputs, *graph.control_outputs])  # TensorFlow leaves out all others
-    weights_mb = np.array([variables_mb([step.variables[k]]) for k in order] or [variables_mb(step.variables)])
-    operations, kept_mb, largest_mb = np.zeros((3, len(weights_mb)))
-    filters_mb, readers = 0.0, dict[str, tuple[int, float]]()  # of results of the forward pass: the first place, and MB
-    for op in graph.get_operations():
-        if op.name not in needed:
+    needed = needed_operations([*step.graph.outputs, *step.graph.control_outputs])  # TensorFlow leaves out all others
+    forward, places = needed_operations([step.loss]), places or {}
+    from_inputs, filters_mb, forward_mb, forward_count = {tensor.op.name for tensor in step.inputs}, 0.0, 0.0, 0
+    trained_mb = np.cumsum([variables_mb([step.variables[k]]) for k in order] or [variables_mb(step.variables)])
+    operations, kept_mb, result_mb = np.zeros((3, len(trained_mb)))
+    readers = dict[str, tuple[int, float]]()  # of results of the forward pass: the first place, and MB
+    for op in inputs_first(step.graph):
+        if op.name not in needed or op.type in ("Const", "Placeholder"):
             continue
-        is_forward, read = op.name in forward, {tensor.name: tensor for tensor in map(_source, op.inputs)}
-        place = 0 if is_forward else max(places.get(op.name, 0), 0)
+        place, read = max(places.get(op.name, 0), 0), [*map(_source, op.inputs)]
+        written = [0.0] if op.type in _ALIASES else [*map(_size_mb, op.outputs)]
         operations[place] += 1
-        written = [] if op.type in _ALIASES else op.outputs
-        largest_mb[place] = max(largest_mb[place], sum(map(_size_mb, [*read.values(), *written])))
         filters_mb += _size_mb(op.inputs[1]) if op.type in _CONVOLUTIONS else 0.0
-        for name, tensor in {} if is_forward else read.items():
-            if tensor.op.name in forward and tensor.op.type not in ("Const", "Placeholder"):
-                readers[name] = min(readers.get(name, (place, 0.0))[0], place), _size_mb(tensor)
+        if not from_inputs.isdisjoint(tensor.op.name for tensor in op.inputs):
+            from_inputs.add(op.name)
+            forward_count += op.name in forward
+        if op.name in forward:
+            forward_mb = max(forward_mb, sum(written) + sum(map(_size_mb, read)))
+            continue
+        result_mb[place] = max(result_mb[place], *written)
+        for tensor in read:
+            if tensor.op.name in forward and tensor.op.name in from_inputs and tensor.op.type != "Placeholder":
+                readers[tensor.name] = min(place, readers.get(tensor.name, (place, 0.0))[0]), _size_mb(tensor)
     for place, megabytes in readers.values():
         kept_mb[place] += megabytes
-    count = len(forward) + (0 if step.update is None else len(step.update.graph.get_operations()))
-    trained_mb = np.cumsum(weights_mb)
-    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + len(forward) + count)
+    updates = 0 if step.update is None else len(step.update.graph.get_operations())
+    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 2 * forward_count + updates)
     fixed_mb += FILTERS_FACTOR * filters_mb + TRAINED_FACTOR * trained_mb
-    inputs_mb = sum(map(_size_mb, step.inputs))
-    by_rows_mb = np.cumsum(kept_mb) + np.maximum.accumulate(largest_mb) + 2 * inputs_mb
-    rows = int(step.inputs[0].shape[0])
-    return StepMemory(rows, MARGIN * fixed_mb, MARGIN * by_rows_mb, trained_mb)
+    by_rows_mb = np.maximum(np.cumsum(kept_mb) + np.maximum.accumulate(result_mb), forward_mb)
+    by_rows_mb += 2 * sum(map(_size_mb, step.inputs))
+    return StepMemory(int(step.inputs[0].shape[0]), MARGIN * fixed_mb, MARGIN * by_rows_mb, trained_mb)
 
 
 def variables_mb(variables: Iterable[Any]) -> float:

@@ -83,10 +83,10 @@ def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
     """Send the MB that a run which trains `mask` takes at most above what this process took before."""
     with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    size, count = network.input_size, STEPS * network.batch_size
+    size, count, classes = network.input_size, STEPS * network.batch_size, network.num_classes or 1
     images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
-    noise = DecodedImages(images, np.arange(count, dtype=np.int32) % network.num_classes, {})
-    data = ImageData("noise", [str(k) for k in range(network.num_classes)], noise, noise, network.batch_size)
+    noise = DecodedImages(images, np.arange(count, dtype=np.int32) % classes, {})
+    data = ImageData("noise", [str(k) for k in range(classes)], noise, noise, network.batch_size)
     settings = replace(network, num_epochs=1, learning_rate=1e-4, feature_cache="off", memory=1e6)  # as within a limit
     trainer = Trainer(models.build(network), data, FixedScheme(mask), settings)
     reset_peak()
