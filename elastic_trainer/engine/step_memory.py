@@ -6,7 +6,8 @@ there when the backward pass starts. So steps whose deepest tensor is the k-th i
     MARGIN · (START_MB + OPERATION_MB · operations + FILTERS_FACTOR · filters + TRAINED_FACTOR · trained
               + max(forward, kept + result) + 2 · inputs)
 
-    operations   of the step, and twice those of the forward pass: the first model and validation
+    operations   of the backward pass, and three times those of the forward pass: of the step, of the first model, and
+                 of validation; without those that depend on weights alone
     filters      MB of convolutions, which oneDNN stores in another order
     trained      MB of the tensors down to the k-th: their gradients, and the optimizer's variables
     forward      inputs and results of the largest operation of the forward pass
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
 
 MARGIN = 1.25
-START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 10.0, 0.03, 1.5, 2.0
+START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 20.0, 0.04, 1.5, 2.0
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Their result is their first input.
 _ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
@@ -89,22 +90,22 @@ def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order:
             continue
         place, read = max(places.get(op.name, 0), 0), [*map(_source, op.inputs)]
         written = [0.0] if op.type in _ALIASES else [*map(_size_mb, op.outputs)]
-        operations[place] += 1
         filters_mb += _size_mb(op.inputs[1]) if op.type in _CONVOLUTIONS else 0.0
         if not from_inputs.isdisjoint(tensor.op.name for tensor in op.inputs):
             from_inputs.add(op.name)
             forward_count += op.name in forward
-        if op.name in forward:
+        if op.name in forward:  # without an input, it is done before where its weights do not train
             forward_mb = max(forward_mb, sum(written) + sum(map(_size_mb, read)))
             continue
-        result_mb[place] = max(result_mb[place], *written)
+        operations[place] += 1
+        result_mb[place] = max([result_mb[place], *written])
         for tensor in read:
             if tensor.op.name in forward and tensor.op.name in from_inputs and tensor.op.type != "Placeholder":
                 readers[tensor.name] = min(place, readers.get(tensor.name, (place, 0.0))[0]), _size_mb(tensor)
     for place, megabytes in readers.values():
         kept_mb[place] += megabytes
     updates = 0 if step.update is None else len(step.update.graph.get_operations())
-    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 2 * forward_count + updates)
+    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 3 * forward_count + updates)
     fixed_mb += FILTERS_FACTOR * filters_mb + TRAINED_FACTOR * trained_mb
     by_rows_mb = np.maximum(np.cumsum(kept_mb) + np.maximum.accumulate(result_mb), forward_mb)
     by_rows_mb += 2 * sum(map(_size_mb, step.inputs))

@@ -135,9 +135,6 @@ def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attributi
     first = np.argmax(needed_by[:, positions], axis=1)
     from_inputs = in_forward & reads_inputs & (reached >= 0)
     own, shared = np.where(sharers == 1, first, -1), np.where(sharers > 1, first, -1)
-    folds = np.where(
-        in_forward & ~reads_inputs & (reached < count), reached, -1
-    )  # of kernels that do not train: before
     return Attribution(
         positions,
         kernels=_kernels(step, variables, place),
@@ -150,7 +147,7 @@ def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attributi
         in_forward=in_forward,
         in_preprocessing=from_inputs & (reached == count),
         in_other=~(in_forward | (sharers > 0) | (update >= 0)),
-        places=dict(zip(number, np.maximum.reduce([own, shared, update, folds]).tolist(), strict=True)),
+        places=dict(zip(number, np.maximum.reduce([own, shared, update]).tolist(), strict=True)),
     )
 
 

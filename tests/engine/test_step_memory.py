@@ -5,11 +5,11 @@ from math import prod
 import keras
 import numpy as np
 import pytest
-from conftest import full_step, make_small_model, naive_needs
+from conftest import BATCH, full_step, make_small_model, naive_needs
 
 import models
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import MARGIN, OPERATION_MB, START_MB, step_memory
+from elastic_trainer.engine.step_memory import MARGIN, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.timing.attribution import attribute
@@ -42,17 +42,19 @@ def naive_kept_mb(step, positions):
     return np.array(found)
 
 
-def test_each_depth_keeps_what_its_gradients_read_and_has_room_for_one_operation():
+def test_each_depth_keeps_what_its_gradients_read_and_has_room_for_the_largest_result():
     model = make_small_model()
     step = full_step(model)
     memory, attribution = by_depth(step, model)
-    rest_mb = memory.by_rows_mb / MARGIN - naive_kept_mb(step, attribution.positions)
-    assert (np.diff(rest_mb) >= -1e-9).all() and rest_mb[0] > 0, "the largest operation so far"
-    largest_mb = 2 * 4 * 8 * 8 * 4 * 4 / 1e6  # 4 images of 8×8, 4 channels in and out
-    assert largest_mb <= rest_mb[-1] <= 3 * largest_mb
-    assert (np.diff(memory.fixed_mb) > 0).all() and (np.diff(memory.by_rows_mb) >= 0).all()
+    kept_mb = naive_kept_mb(step, attribution.positions)
+    inputs_mb, output_mb = (BATCH * 8 * 8 * channels * 4 / 1e6 for channels in (3, 4))
+    needed_mb = memory.by_rows_mb / MARGIN - 2 * inputs_mb
+    forward_mb = needed_mb[0]
+    assert forward_mb == pytest.approx(3 * output_mb, rel=0.05), "the sum of two branches"
+    np.testing.assert_allclose(needed_mb, np.maximum(kept_mb + output_mb, forward_mb), rtol=0.05)
+    assert (needed_mb > 1.2 * forward_mb).any()
+    assert (np.diff(memory.fixed_mb) > 0).all()
     assert memory.sums_mb[-1] == pytest.approx(sum(4 * prod(each.shape) for each in model.trainable_variables) / 1e6)
-    assert memory.fixed_mb[-1] > MARGIN * (START_MB + OPERATION_MB * len(step.graph.get_operations()) / 2)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +77,12 @@ def chain():
 
 
 def test_a_step_keeps_what_its_selection_reads(chain):
-    """Each layer's output takes 48·48·16·4 bytes an image, and counts once more as it is written from its input."""
+    """Each layer's output takes 48·48·16·4 bytes an image."""
     output_mb = MARGIN * 32 * 48 * 48 * 16 * 4 / 1e6
     model, steps = chain
     found = [float(step_memory(steps(32, layers)).by_rows_mb[0]) / output_mb for layers in (1, 3, 5, 7)]
-    head, three, five, full = found
-    assert head == pytest.approx(2, abs=0.5), "the input and the output of one layer"
-    assert three - head == pytest.approx(4, abs=1.1) and five - three == pytest.approx(2, abs=0.1)
-    assert full - five == pytest.approx(1, abs=0.3), "the first layer reads images"
+    images = 2 * 3 / 16
+    assert found == pytest.approx([images + count for count in (2, 4, 6, 7)], abs=0.1), "the last one is of a gradient"
     memory, _ = by_depth(steps(32, 7), model)
     assert memory.by_rows_mb[[1, 5, 9, 13]] / output_mb == pytest.approx(found, abs=0.1)
 
@@ -104,4 +104,4 @@ def test_a_depth_is_above_all_selections_of_that_depth():
         bound = memory.needed_mb(8)[depth_of(mask[attribution.positions]) - 1]
         assert traced <= 1.02 * bound
         is_upper_part = mask.sum() >= depth_of(mask[attribution.positions])
-        assert not is_upper_part or traced >= 0.9 * bound
+        assert not is_upper_part or traced >= 0.85 * bound
