@@ -98,8 +98,8 @@ def test_by_importance_the_best_of_the_upper_tensors_train(network):
     model, _, table = network
     head = head_mask(model)
     importance = np.linspace(2.0, 1.0, len(head))  # the deepest gains most
-    free, limited = (select_tensors(table, importance, head, 0.6, max_depth=depth).mask for depth in (None, 6))
-    assert table.depth(free) > 6 >= table.depth(limited)
+    free, limited = (select_tensors(table, importance, head, 0.6, max_depth=depth).mask for depth in (None, 4))
+    assert table.depth(free) > 4 >= table.depth(limited)
     within = select_tensors(
         table, np.where(np.isin(np.arange(len(head)), table.positions[:6]), importance, 0), head, 0.6
     )
@@ -135,7 +135,8 @@ def test_a_run_and_the_callback_predict_what_they_take_and_keep_to_a_limit(schem
 
 @pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
 def test_features_that_do_not_fit_are_given_up_before_tensors(scheme, network, start):
-    model, data, table = network
+    model, _, table = network
+    data = made_up_data(count=480)
     settings = replace(SETTINGS, rho=0.6, interval=40, num_epochs=40, feature_cache="float32")
     limit_mb = 1.02 * (START_MB + limits(table, head_mask(model))[1])
     for memory in (None, limit_mb):

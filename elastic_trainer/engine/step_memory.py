@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 MARGIN = 1.25
 START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 20.0, 0.04, 1.5, 2.0
+SUM_OPERATIONS = 6  # of each tensor: its sum of gradients is added to, read and set to 0
+_GIVEN = {"Const", "Placeholder"}
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 # Their result is their first input.
 _ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
@@ -47,7 +49,7 @@ class StepMemory(NamedTuple):
         rows: examples of the step that was traced.
         fixed_mb: with any batch.
         by_rows_mb: what those examples take.
-        sums_mb: sums of gradients, where a batch is taken in parts.
+        sums_mb: sums of gradients and the operations that add them up, where a batch is taken in parts.
     """
 
     rows: int
@@ -86,7 +88,7 @@ def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order:
     operations, kept_mb, result_mb = np.zeros((3, len(trained_mb)))
     readers = dict[str, tuple[int, float]]()  # of results of the forward pass: the first place, and MB
     for op in inputs_first(step.graph):
-        if op.name not in needed or op.type in ("Const", "Placeholder"):
+        if op.name not in needed or op.type in _GIVEN:
             continue
         place, read = max(places.get(op.name, 0), 0), [*map(_source, op.inputs)]
         written = [0.0] if op.type in _ALIASES else [*map(_size_mb, op.outputs)]
@@ -100,16 +102,21 @@ def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order:
         operations[place] += 1
         result_mb[place] = max([result_mb[place], *written])
         for tensor in read:
-            if tensor.op.name in forward and tensor.op.name in from_inputs and tensor.op.type != "Placeholder":
+            if tensor.op.name in forward and tensor.op.name in from_inputs and tensor.op.type not in _GIVEN:
                 readers[tensor.name] = min(place, readers.get(tensor.name, (place, 0.0))[0]), _size_mb(tensor)
     for place, megabytes in readers.values():
         kept_mb[place] += megabytes
-    updates = 0 if step.update is None else len(step.update.graph.get_operations())
-    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 3 * forward_count + updates)
+    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 3 * forward_count)
     fixed_mb += FILTERS_FACTOR * filters_mb + TRAINED_FACTOR * trained_mb
     by_rows_mb = np.maximum(np.cumsum(kept_mb) + np.maximum.accumulate(result_mb), forward_mb)
     by_rows_mb += 2 * sum(map(_size_mb, step.inputs))
-    return StepMemory(int(step.inputs[0].shape[0]), MARGIN * fixed_mb, MARGIN * by_rows_mb, trained_mb)
+    sum_operations = (
+        SUM_OPERATIONS * np.arange(1, len(trained_mb) + 1) if places else SUM_OPERATIONS * len(step.variables)
+    )
+    if step.update is not None:
+        sum_operations = sum(op.type not in _GIVEN for op in step.update.graph.get_operations())
+    sums_mb = trained_mb + MARGIN * OPERATION_MB * sum_operations
+    return StepMemory(int(step.inputs[0].shape[0]), MARGIN * fixed_mb, MARGIN * by_rows_mb, sums_mb)
 
 
 def variables_mb(variables: Iterable[Any]) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.step_memory import variables_mb
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (
@@ -59,7 +60,7 @@ class ElasticScheme(Scheme):
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self.data, self.settings, self.budget, self.table = data, settings, budget, budget.table
-        self.head = task.head
+        self.head, self._weights_mb = task.head, variables_mb(task.model.trainable_variables)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:
@@ -103,7 +104,9 @@ class ElasticScheme(Scheme):
         found, size, depth = self.table.memory, self.data.full_batch, self.table.depth(self.head)
         if found is None:
             if memory.has_limit:
-                raise UserError("--memory: the timing table does not contain what steps take in memory; profile again")
+                raise UserError(
+                    "--memory: the timing table does not contain what tensors cost in memory; profile again"
+                )
             return
         needed_mb = found.needed_mb(size, self._rows)
         if not memory.fits(needed_mb[depth - 1]):
@@ -114,7 +117,7 @@ class ElasticScheme(Scheme):
             raise memory.refuse("training the head alone", head_mb, size, self._rows, can_split)
         self._max_depth = max(memory.deepest(needed_mb), depth)
         if self._measures_speed or self._evaluator.reads_gradients:
-            weights_mb = MEASURED_WEIGHTS * float(found.sums_mb[-1])
+            weights_mb = MEASURED_WEIGHTS * self._weights_mb
             self._limit_passes(memory, lambda rows: float(found.needed_mb(rows)[-1]) + weights_mb)
 
     def _limit_passes(self, memory: MemoryBudget, needed: Callable[[int], float]) -> None:

@@ -54,7 +54,9 @@ def test_each_depth_keeps_what_its_gradients_read_and_has_room_for_the_largest_r
     np.testing.assert_allclose(needed_mb, np.maximum(kept_mb + output_mb, forward_mb), rtol=0.05)
     assert (needed_mb > 1.2 * forward_mb).any()
     assert (np.diff(memory.fixed_mb) > 0).all()
-    assert memory.sums_mb[-1] == pytest.approx(sum(4 * prod(each.shape) for each in model.trainable_variables) / 1e6)
+    assert (
+        np.diff(memory.sums_mb) > [4e-6 * prod(model.trainable_variables[k].shape) for k in attribution.positions[1:]]
+    ).all()
 
 
 @pytest.fixture(scope="module")
