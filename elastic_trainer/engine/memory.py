@@ -17,7 +17,7 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb
+from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb, release_memory
 from elastic_trainer.system.memory import resident_memory_mb
 
 MEMORY_SHARE = 0.98  # of what there is, for selections: a traced step may take a little more than its depth says
@@ -71,6 +71,7 @@ class MemoryBudget:
 
     def started(self) -> MemoryBudget:
         """The budget of training that starts now: the process has taken what it takes before."""
+        release_memory()  # of what was traced and measured: training takes it again
         budget = MemoryBudget(start_mb=self.start_mb)
         budget.limit_mb = self.limit_mb
         return budget

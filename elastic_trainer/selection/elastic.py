@@ -34,8 +34,8 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
 
-# Copies of all weights while importance is measured: gradients, their sums, updates, what is restored afterwards.
-MEASURED_WEIGHTS = 5
+# Copies of all weights while importance is measured, beside a step: sums of gradients, updates, what is restored.
+MEASURED_WEIGHTS = 3
 
 
 class ElasticScheme(Scheme):
