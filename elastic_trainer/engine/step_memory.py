@@ -8,8 +8,8 @@ there when the backward pass starts. So steps whose deepest tensor is the k-th i
 
     operations   of the backward pass, and three times those of the forward pass: of the step, of the first model, and
                  of validation; without those that depend on weights alone
-    filters      MB of convolutions, which oneDNN stores in another order
-    trained      MB of the tensors down to the k-th: their gradients, and the optimizer's variables
+    filters      MB of convolutions: step and validation have them with batch norm folded in, oneDNN in another order
+    trained      MB of the tensors down to the k-th, for the optimizer's variables
     forward      inputs and results of the largest operation of the forward pass
     kept         results of the forward pass that gradients down to the k-th tensor read
     result       the largest of the backward pass
@@ -33,8 +33,8 @@ from elastic_trainer.networks.graphs import inputs_first, needed_operations
 if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
 
-MARGIN = 1.25
-START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 20.0, 0.04, 1.5, 2.0
+MARGIN = 1.2
+START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 20.0, 0.04, 3.0, 1.0
 SUM_OPERATIONS = 6  # of each tensor: its sum of gradients is added to, read and set to 0
 _GIVEN = {"Const", "Placeholder"}
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
