@@ -12,6 +12,7 @@ from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
 from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.elastic import make_budget
@@ -23,7 +24,6 @@ from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import PROCESS_LIMITS, cores
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.memory_costs import memory_costs
 
 BATCH, START_MB = 16, 50.0
 RESERVED_MB = PROCESS_LIMITS[0][2] + PROCESS_LIMITS[0][3] * cores()
@@ -57,19 +57,20 @@ def network():
         positions=attribution.positions,
         shapes=shapes,
         features_mb=attribution.features_mb,
-        memory=memory_costs(full, attribution),
+        memory=step_memory(full, attribution.places, attribution.positions),
     )
     return model, data, table
 
 
-def limits(table, head):
+def limits(table, head, batch_size=BATCH):
     """What the head alone takes, and all tensors, in MB."""
-    return table.predict_mb(head), table.predict_mb(np.ones_like(head))
+    needed_mb = table.memory.needed_mb(batch_size)
+    return needed_mb[table.depth(head) - 1], needed_mb[-1]
 
 
-def limited(table, head, share, **changes):
+def limited(table, head, share, batch_size=BATCH, **changes):
     """Settings with a limit of memory: 0 is what the head alone takes, 1 what all tensors take."""
-    head_mb, full_mb = limits(table, head)
+    head_mb, full_mb = limits(table, head, batch_size)
     return replace(SETTINGS, memory=START_MB + head_mb + share * (full_mb - head_mb), deterministic=False, **changes)
 
 
@@ -83,40 +84,24 @@ def fitted(network, memory, scheme="elastic_training", rho=1.0, **more):
 
 
 @pytest.mark.parametrize("select", [select_tensors, select_upper_part])
-def test_selections_grow_with_the_memory_and_stay_within_it(select, network):
+def test_selections_grow_with_the_depth_and_stay_within_it(select, network):
     model, _, table = network
-    head = head_mask(model)
-    head_mb, full_mb = limits(table, head)
-    counts = []
-    for share in (0.0, 0.3, 0.6, 1.0):
-        room_mb = head_mb + share * (full_mb - head_mb) + 1e-6
-        plan = select(table, np.ones(len(head)), head, 1.0, room_mb=room_mb)
-        assert table.predict_mb(plan.mask) <= room_mb and (plan.mask | head == plan.mask).all()
+    head, counts = head_mask(model), []
+    for max_depth in (2, 5, 9, len(table.names), None):
+        plan = select(table, np.ones(len(head)), head, 1.0, max_depth=max_depth)
+        assert table.depth(plan.mask) == (max_depth or len(head)) and (plan.mask | head == plan.mask).all()
         counts.append(int(plan.mask.sum()))
-    assert counts == sorted(counts) and counts[0] < counts[1] < counts[3] == len(head)
+    assert counts == [2, 5, 9, len(head), len(head)]
 
 
-def test_features_count_and_are_given_up_before_tensors(network):
+def test_by_importance_the_best_of_the_upper_tensors_train(network):
     model, _, table = network
     head = head_mask(model)
-    roomy = select_upper_part(table, np.ones(len(head)), head, 0.6, misses=0.1)
-    assert roomy.uses_features
-    room_mb = table.predict_mb(roomy.mask) + 1.0
-    tight = select_upper_part(table, np.ones(len(head)), head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=50)
-    needed_mb = table.predict_mb(tight.mask, 50 * tight.uses_features)
-    assert needed_mb <= room_mb and (tight.mask != head).any()
-
-
-def test_by_importance_features_that_do_not_fit_are_given_up(network):
-    model, _, table = network
-    head = head_mask(model)
-    importance = np.linspace(1.0, 2.0, len(head))
-    roomy = select_tensors(table, importance, head, 0.6, misses=0.1)
-    assert roomy.uses_features
-    room_mb = table.predict_mb(np.ones_like(head))
-    tight = select_tensors(table, importance, head, 0.6, misses=0.1, room_mb=room_mb, kept_batches=1e4)
-    without = select_tensors(table, importance, head, 0.6)
-    assert not tight.uses_features and (tight.mask == without.mask).all()
+    importance = np.ones(len(head))
+    importance[table.positions[4:]] = 9.0  # the deeper ones gain most
+    free, limited = (select_tensors(table, importance, head, 0.6, max_depth=depth).mask for depth in (None, 4))
+    assert table.depth(free) > 4
+    assert np.flatnonzero(limited[table.positions]).tolist() == [0, 1, 2, 3]
 
 
 @pytest.fixture
@@ -146,16 +131,18 @@ def test_a_run_and_the_callback_predict_what_they_take_and_keep_to_a_limit(schem
     assert history.selection.memory_mb == pytest.approx(predicted_mb, rel=0.15)
 
 
-def test_a_selection_that_takes_more_than_its_costs_say_is_made_smaller(network, start):
-    model, data, table = network
-    head_mb, full_mb = limits(table, head_mask(model))
-    kept = [each._replace(megabytes=0.1 * each.megabytes) for each in table.memory.kept]
-    optimistic = replace(table, memory=table.memory._replace(kept=kept))
-    limit_mb = START_MB + (head_mb + full_mb) / 2
-    trainer = Trainer(model, data, "elastic_training", replace(SETTINGS, memory=limit_mb), table=optimistic)
-    trainer.run(until_step=1)
-    assert trainer.results()["predicted_memory_mb"] <= limit_mb
-    assert trainer.history.selection.mask.sum() > head_mask(model).sum()
+@pytest.mark.parametrize("scheme", ["elastic_training", "elastic_training_upper_part"])
+def test_features_that_do_not_fit_are_given_up_before_tensors(scheme, network, start):
+    model, _, table = network
+    data = made_up_data(count=480)
+    settings = replace(SETTINGS, rho=0.6, interval=40, num_epochs=40, feature_cache="float32")
+    limit_mb = 1.02 * (START_MB + limits(table, head_mask(model))[1])
+    for memory in (None, limit_mb):
+        trainer = Trainer(model, data, scheme, replace(settings, memory=memory), table=table)
+        trainer.run(until_step=1)
+        selection = trainer.history.selection
+        assert (trainer.training.features.split is not None) == (memory is None) == selection.uses_features
+    assert selection.mask.sum() > head_mask(model).sum() and (selection.memory_mb or 0.0) <= limit_mb
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(network, start):
@@ -204,7 +191,7 @@ def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(networ
 
 def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(network, start):
     model, _, table = network
-    data, settings = made_up_data(count=8, batch_size=1), limited(table, head_mask(model), 0.3)
+    data, settings = made_up_data(count=8, batch_size=1), limited(table, head_mask(model), 0.3, batch_size=1)
     with pytest.raises(UserError, match=r"even with one image at a time.* elastic_training_upper_part, which measures"):
         Trainer(model, data, "elastic_training", settings, table=table).run()
     trainer = Trainer(model, data, "elastic_training_upper_part", settings, table=table)
@@ -267,9 +254,8 @@ def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
     second.run()
     assert second.results()["predicted_memory_mb"] <= settings.memory
     smaller = replace(settings, memory=START_MB + head_mb - 10)
-    third = Trainer(model, data, "elastic_training_upper_part", smaller, table=table)
     with pytest.raises(UserError, match="training the head alone takes"):
-        third.load(saved)
+        Trainer(model, data, "elastic_training_upper_part", smaller, table=table).load(saved)
     fixed = Trainer(model, data, "full_training", SETTINGS)
     fixed.run(until_step=2)
     resumed = Trainer(model, data, "full_training", smaller)
@@ -278,11 +264,9 @@ def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
         resumed.run()
 
 
-def test_where_nothing_smaller_takes_less_the_head_trains_or_the_run_ends(network, start, monkeypatch):
-    """Another program takes memory, and the forward pass decides what each selection takes."""
+def test_a_run_ends_where_another_program_takes_its_memory(network, start, monkeypatch):
     model, data, table = network
-    pessimistic = replace(table, memory=table.memory._replace(forward_mb=1e3))
-    trainer = Trainer(model, data, "elastic_training", SETTINGS, table=pessimistic)
+    trainer = Trainer(model, data, "elastic_training", SETTINGS, table=table)
     monkeypatch.setattr("elastic_trainer.engine.memory.reachable_memory_mb", lambda: START_MB + 1.0)
     with pytest.raises(UserError, match="training takes about"):
         trainer.run()
@@ -292,7 +276,7 @@ def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
     model, data, table = network
     settings = replace(SETTINGS, memory=START_MB + limits(table, head_mask(model))[0] + 500)
     more_mb = np.where(head_mask(model)[table.positions], 0.0, 1e3)
-    huge = replace(table, memory=table.memory._replace(own_mb=table.memory.own_mb + more_mb))
+    huge = replace(table, memory=table.memory._replace(fixed_mb=table.memory.fixed_mb + more_mb))
     fits = "what fits: --memory .*, or --train_type elastic_training_upper_part, which measures none$"
     with pytest.raises(UserError, match=f"measuring importance, even with one image at a time, takes about .* {fits}"):
         Trainer(model, data, "elastic_training", settings, table=huge).run()
@@ -301,27 +285,25 @@ def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
 @pytest.mark.parametrize("scheme", ["full_training", "elastic_training_upper_part"])
 def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
     model, data, table = network
-    forward_mb = 2 * table.memory.forward_mb
-
-    def table_of(rows):
-        return replace(table, memory=table.memory._replace(forward_mb=forward_mb * rows / BATCH))
-
-    least_mb = limits(table, head_mask(model))[1] if scheme == "full_training" else forward_mb
+    table = replace(table, memory=table.memory._replace(by_rows_mb=table.memory.by_rows_mb + 100))
+    least_mb = limits(table, head_mask(model))[0]
+    if scheme == "full_training":
+        least_mb = limits(network[2], head_mask(model))[1]
     settings = replace(SETTINGS, memory=START_MB + 0.9 * least_mb)
     with pytest.raises(UserError) as error:
-        Trainer(model, data, scheme, settings, table=table_of(BATCH)).run()
+        Trainer(model, data, scheme, settings, table=table).run()
     assert "\n" not in str(error.value)
     fits = dict(re.findall(r"--(\w+) (\d+)", str(error.value).split("what fits: ")[1]))
     memory, rows, part = fits["memory"], fits["batch_size"], int(fits["micro_batch"])
     assert int(rows) < BATCH and float(memory) > START_MB + 0.9 * least_mb
-    for run_data, changes, images in (
-        (data, {"memory": float(memory)}, BATCH),
-        (made_up_data(batch_size=int(rows)), {}, int(rows)),
-        (data, {"micro_batch": part}, part),
+    for run_data, changes in (
+        (data, {"memory": float(memory)}),
+        (made_up_data(batch_size=int(rows)), {}),
+        (data, {"micro_batch": part}),
     ):
-        Trainer(model, run_data, scheme, replace(settings, **changes), table=table_of(images)).run(until_step=1)
+        Trainer(model, run_data, scheme, replace(settings, **changes), table=table).run(until_step=1)
     with pytest.raises(UserError) as error:  # in parts that are too large
-        Trainer(model, data, scheme, replace(settings, micro_batch=2 * part), table=table_of(2 * part)).run()
+        Trainer(model, data, scheme, replace(settings, micro_batch=2 * part), table=table).run()
     assert f"--micro_batch {part}" in str(error.value)
 
 
@@ -343,7 +325,7 @@ def by_callback(model, data, table):
 def test_the_costs_of_a_table_reach_what_a_run_predicts(run, network, start):
     """500 MB more for each selection are 500 MB more while importance is measured, which takes the most."""
     model, data, table = network
-    more = replace(table, memory=table.memory._replace(always_mb=table.memory.always_mb + 500))
+    more = replace(table, memory=table.memory._replace(fixed_mb=table.memory.fixed_mb + 500))
     first, second = (run(model, data, each).selections[0].memory_mb for each in (table, more))
     assert 400 < second - first <= 500.1
 

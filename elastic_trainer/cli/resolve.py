@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import keras
 import numpy as np
@@ -107,7 +108,7 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
     """Choose the batch, its parts, and the learning rate: small where there are few images, and where memory is little.
 
     A step takes the batch in parts where memory is little; where that is not possible, the batch is smaller. The memory
-    is to suffice for what the scheme trains; of an elastic one for half of it, or for measuring its timing table.
+    is to suffice for what the scheme trains; of an elastic one for half of it, or where that is too much, for the head.
     """
     memory, chooses_batch, chooses_rate = steps.memory, settings.batch_size is None, settings.learning_rate is None
     if chooses_batch:
@@ -123,7 +124,8 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
     if not steps.certainly_fit(batch_size):
         is_here = may_split and SCHEMES[settings.train_type].can_split and not is_for_board(settings)
         if chooses_parts and is_here:
-            rows = memory.fitting_size(lambda size: needed(batch_size, size), batch_size)
+            for each in (needed, _needed(settings, steps, is_least=True)):
+                rows = rows or memory.fitting_size(partial(each, batch_size), batch_size)
             if rows is not None and rows < batch_size:
                 print(f"memory: steps take {batch_size} images in parts of {rows} (--micro_batch sets other parts)")
             settings = replace(settings, micro_batch=0 if rows in (None, batch_size) else rows)
@@ -207,8 +209,6 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
     table = table.in_parts(settings.batch_size // part.batch_size)
     if settings.rho is not None:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)
-    if table.memory is None and settings.memory is None:  # an earlier table cannot keep to a limit
-        steps.memory.limit_mb = math.inf
     return table
 
 

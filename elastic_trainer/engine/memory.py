@@ -1,9 +1,8 @@
 """The memory budget: what the process may take while it trains, what it takes already, and what fits.
 
-    start     what the process takes before it trains, without what is reusable
-    reusable  what tracing and measuring steps took and freed; training takes it again
-    needed    start, and what training takes
-    room      the limit, or what the machine has, without start
+    start   what the process takes before it trains
+    needed  start, and what training takes
+    room    the limit, or what the machine has, without start
 
 The paper does not cover memory.
 """
@@ -11,18 +10,18 @@ The paper does not cover memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Iterable
 from math import inf
+
+import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb
+from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb, release_memory
 from elastic_trainer.system.memory import resident_memory_mb
 
-MAX_NAMED = 3
-GUESS_FACTOR = 1.05  # of the room: the need is nearly a line over the batch
+MEMORY_SHARE = 0.98  # of what there is, for selections: a traced step may take a little more than its depth says
+NOTHING_FITS = "no batch fits; choose a smaller --input_size or network"
 SPARE_FACTOR = 1.02  # of a named limit: what a process takes before it trains varies
 
 Needed = Callable[[int, int], float]  # MB that training takes, by the size of a batch and of its parts at most
@@ -33,7 +32,7 @@ class MemoryBudget:
 
     Args:
         limit_mb: what the process may take in all, resident; None: what the machine has. As an attribute, infinity.
-        start_mb: what it takes before it trains; None: what it takes at the time, without what is reusable.
+        start_mb: what it takes before it trains; None: what it takes at the time.
 
     Raises:
         UserError: a limit is given and nothing here can keep to one.
@@ -43,7 +42,7 @@ class MemoryBudget:
         if limit_mb is not None and not _is_reported():
             raise UserError("--memory: needs a system that reports the memory of a process, and no GPU; leave it out")
         self.limit_mb = inf if limit_mb is None else limit_mb
-        self._start_mb, self._reusable_mb = start_mb, 0.0
+        self._start_mb = start_mb
 
     @property
     def has_limit(self) -> bool:
@@ -58,8 +57,7 @@ class MemoryBudget:
     @property
     def start_mb(self) -> float | None:
         """What the process takes before it trains; None if the system does not report it."""
-        resident_mb = resident_memory_mb() if self._start_mb is None else self._start_mb
-        return None if resident_mb is None else resident_mb - max(self._reusable_mb, 0.0)
+        return resident_memory_mb() if self._start_mb is None else self._start_mb
 
     @property
     def room_mb(self) -> float:
@@ -71,17 +69,9 @@ class MemoryBudget:
         """What the process may take now, beyond what it has."""
         return self.total_mb - (resident_memory_mb() or 0.0)
 
-    @contextmanager
-    def reusing(self) -> Iterator[None]:
-        """Count what this block takes as reusable."""
-        before_mb = resident_memory_mb() or 0.0
-        try:
-            yield
-        finally:
-            self._reusable_mb += (resident_memory_mb() or 0.0) - before_mb
-
     def started(self) -> MemoryBudget:
         """The budget of training that starts now: the process has taken what it takes before."""
+        release_memory()  # of what was traced and measured: training takes it again
         budget = MemoryBudget(start_mb=self.start_mb)
         budget.limit_mb = self.limit_mb
         return budget
@@ -94,21 +84,14 @@ class MemoryBudget:
         """Whether training may take `training_mb`."""
         return training_mb <= self.room_mb
 
-    def fitting_size(self, needed: Callable[[int], float], batch_size: int) -> int | None:
-        """The largest of a batch, its half, quarter, … that fits, or None.
+    def deepest(self, needed_mb: np.ndarray) -> int:
+        """How many of the depths fit whose training takes `needed_mb` [N], ascending, with a little to spare."""
+        return int((needed_mb <= MEMORY_SHARE * self.total_mb - (self.start_mb or 0.0)).sum())
 
-        `needed`, MB that training on a batch takes by its size, is asked of four sizes as a rule.
-        """
-        room_mb, now_mb = self.room_mb, needed(batch_size)
-        if now_mb <= room_mb:
-            return batch_size
-        halves = [batch_size >> k for k in range(1, batch_size.bit_length())]
-        least_mb = needed(1) if halves else inf
-        if least_mb > room_mb:
-            return None
-        each_mb = (now_mb - least_mb) / (batch_size - 1)
-        likely = (half for half in halves if least_mb + each_mb * (half - 1) <= GUESS_FACTOR * room_mb)
-        return next((half for half in likely if half == 1 or needed(half) <= room_mb), 1)
+    def fitting_size(self, needed: Callable[[int], float], batch_size: int) -> int | None:
+        """The largest of a batch, its half, quarter, … that fits, or None; `needed` is MB by its size."""
+        sizes = [batch_size >> k for k in range(batch_size.bit_length())]
+        return next((size for size in sizes if self.fits(needed(size))), None)
 
     def refuse(
         self,
@@ -120,34 +103,27 @@ class MemoryBudget:
         others: Iterable[str] = (),
         beside: str = "",
     ) -> UserError:
-        """The error for `what`, in words, which takes more than there is. It names the nearest that fit.
+        """The error for `what`, in words, which takes more than there is. It names what fits.
 
         Args:
-            needed: of `what`, on a batch and parts of another size than `batch_size` and `micro_batch`, too.
+            needed: of `what`, by the size of a batch and of its parts.
             can_split: whether a batch can be taken in (smaller) parts.
             others: flags that fit as well.
             beside: words for what a larger limit must hold, too.
         """
-        rows, known = part_rows(batch_size, micro_batch), cache(needed)
-        now_mb = known(batch_size, rows)
-        fits = [(inf, flags) for flags in others]  # with the ratio, above 1, by which they differ from what was asked
-        parts: list[tuple[str, int, Callable[[int], float]]] = [
-            ("--batch_size", batch_size, lambda size: known(size, rows)),
-            ("--micro_batch", rows, lambda size: known(batch_size, size)),
-        ]
-        for flag, size, needed_of in parts[: 1 + can_split]:
-            smaller = self.fitting_size(needed_of, size)
-            if smaller is not None and smaller < size:
-                fits.append((size / smaller, f"{flag} {smaller}"))
-        needed_mb = self.needed_mb(now_mb)
-        if self.has_limit and needed_mb <= reachable_memory_mb():
-            limit_mb = math.ceil(SPARE_FACTOR * needed_mb / 10) * 10
-            fits.append((limit_mb / self.limit_mb, f"--memory {limit_mb}M{beside}"))
-        named = ", or ".join(flags for _, flags in sorted(fits)[:MAX_NAMED])
-        advice = f"what fits: {named}" if fits else "no batch fits; choose a smaller --input_size or network"
+        rows = part_rows(batch_size, micro_batch)
+        needed_mb, fits = needed(batch_size, rows), list[str]()
+        part = self.fitting_size(lambda size: needed(batch_size, size), rows) if can_split else None
+        fits += [f"--micro_batch {part}"] if part else []
+        size = self.fitting_size(lambda size: needed(size, rows), batch_size)
+        fits += [f"--batch_size {size}"] if size else []
+        if self.has_limit and self.needed_mb(needed_mb) <= reachable_memory_mb():
+            fits.append(f"--memory {math.ceil(SPARE_FACTOR * self.needed_mb(needed_mb) / 10) * 10}M{beside}")
+        fits += others
+        advice = f"what fits: {', or '.join(fits)}" if fits else NOTHING_FITS
         taken = f" (limit {self.limit_mb:,.0f} MB, taken {self.start_mb or 0.0:,.0f} MB)" if self.has_limit else ""
         return UserError(
-            f"memory: {what} takes about {now_mb:,.0f} MB more, and {max(self.room_mb, 0):,.0f} MB are available"
+            f"memory: {what} takes about {needed_mb:,.0f} MB more, and {max(self.room_mb, 0):,.0f} MB are available"
             f"{taken}; {advice}"
         )
 

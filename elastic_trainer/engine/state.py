@@ -11,14 +11,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.engine.evaluation import Evaluation
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.optimizers import unscaled
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.step import TrainStep, as_numbers
-from elastic_trainer.engine.step_memory import split_graph_mb, training_mb
+from elastic_trainer.engine.step_memory import StepMemory, step_memory
 from elastic_trainer.engine.task import CompiledTask, Task
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
@@ -91,7 +91,7 @@ class TrainState:
         self.features, self.memory = features or FeatureCache(), (memory or MemoryBudget()).started()
         # What the process is expected to take at most with the adopted step; None if the system does not report it.
         self.predicted_mb: float | None = None
-        self._forward_mb = 0.0  # of the adopted step
+        self._step_memory: StepMemory | None = None  # that of the adopted step, where its sizes are known
         self.folds = True  # frozen batch norm, where that saves time; else steps are those of `fit`, bit for bit
         self.task = task
         self.replace(task.model, optimizer)
@@ -124,7 +124,7 @@ class TrainState:
         self.evaluation.drop_features()
         gc.collect()
         self._mask = mask
-        self._step = step = self._make_step(self._batch_size, mask)
+        self._step = step = self._make_step(self._batch_size)
         self.compiled += 1
         self._adopt_features(step, uses_features)
         if self.features.split is not None:
@@ -144,40 +144,31 @@ class TrainState:
             self.features.adopt(step, uses_features)
             if not self.memory.has_limit:
                 return
-            step = self._make_step(self._rows, self._mask)
-        step_mb, forward = training_mb(step)
-        needed_mb = self.memory.needed_mb(step_mb)
-        self._forward_mb = forward.tensors_mb
+            step = self._make_step(self._rows)
+        self._step_memory = found = step_memory(step)
+        needed_mb = self.memory.needed_mb(self._training_mb(self.parts * found.rows, found.rows))
         if self._batch_size is not None:
-            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb - split_graph_mb(forward))
-        if self.features.split is not None:
-            needed_mb += split_graph_mb(forward) + self.features.kept_mb
-        self.predicted_mb = None if self.memory.start_mb is None else needed_mb
+            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)
+        self.predicted_mb = None if self.memory.start_mb is None else needed_mb + self.features.kept_mb
 
-    def _make_step(self, batch_size: int | None, mask: np.ndarray | None, parts: int | None = None) -> TrainStep:
-        return TrainStep(self.task, self.optimizer, batch_size, mask, self._penalty, self.folds, parts or self.parts)
+    def _make_step(self, batch_size: int | None) -> TrainStep:
+        return TrainStep(self.task, self.optimizer, batch_size, self._mask, self._penalty, self.folds, self.parts)
 
     def too_little_memory(self) -> UserError:
         """The error for an adopted step that is expected to take more than there is. It names what fits."""
-        count = (self._rows if self._batch_size is None else self._batch_size) or 1
-
-        def needed_mb(batch_size: int, micro_batch: int) -> float:
-            rows = part_rows(batch_size, micro_batch)
-            if (batch_size, rows) == (self.parts * count, count):
-                return (self.predicted_mb or 0.0) - (self.memory.start_mb or 0.0)
-            return training_mb(self._make_step(rows, self._mask, parts=batch_size // rows))[0]
-
-        return self.memory.refuse("training", needed_mb, self.parts * count, count, self.can_split)
+        assert self._step_memory is not None, "nothing is known of the adopted step"
+        rows = self._step_memory.rows
+        return self.memory.refuse("training", self._training_mb, self.parts * rows, rows, self.can_split)
 
     @property
     def excess_mb(self) -> float:
         """By how much the adopted step is expected to exceed what the process may take."""
         return 0.0 if self.predicted_mb is None else self.predicted_mb - self.memory.total_mb
 
-    @property
-    def head_room_mb(self) -> float:
-        """What is left for fitting a head in closed form, beside a forward pass."""
-        return self.memory.left_mb - self._forward_mb
+    def _training_mb(self, batch_size: int, micro_batch: int) -> float:
+        """MB that training what the adopted step trains takes, features aside."""
+        assert self._step_memory is not None, "nothing is known of the adopted step"
+        return float(self._step_memory.needed_mb(batch_size, micro_batch)[-1])
 
     @property
     def is_adopted(self) -> bool:
@@ -226,7 +217,7 @@ class TrainState:
         self._step = self._warm_step = self._mask = None
         self.features.drop()
         release_memory()
-        found = closed_form_head(self.task, data, self.head_room_mb, between)
+        found = closed_form_head(self.task, data, self.memory.left_mb, between)
         if found is None or not found.is_scaled.any():
             return None
         found.average()

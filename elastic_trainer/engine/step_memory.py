@@ -1,88 +1,122 @@
-"""How much memory a traced step takes, by its data flow alone: no rule looks at a layer.
+"""How much memory training takes, by how deep its steps reach: live bytes by data flow, times a measured margin.
 
-The step's operations are simulated in TensorFlow's order (`memory_simulation`). A result takes memory until its last
-reader is done. To that is added what TensorFlow takes for each operation of a graph, for each MB of filters (oneDNN
-stores them in another order), and for each MB that trains (the optimizer's variables, first written in a step):
+What the forward pass writes stays in memory until the last gradient operation that reads it has run, and all of it is
+there when the backward pass starts. So steps whose deepest tensor is the k-th in backward order take at most
 
-    START_MB + OPERATION_MB · operations + TENSORS_FACTOR · tensors + FILTERS_FACTOR · filters
-    + TRAINED_FACTOR · trained
+    MARGIN · (START_MB + OPERATION_MB · operations + FILTERS_FACTOR · filters + TRAINED_FACTOR · trained
+              + max(forward, kept + result) + 2 · inputs)
 
-The numbers are fitted to the peaks of fresh processes (scripts/benchmarks/benchmark_memory.py; docs/log/memory.md says
-how far they are off, and what else was compared).
+    operations   of the backward pass, and three times those of the forward pass: of the step, of the first model, and
+                 of validation; without those that depend on weights alone
+    filters      MB of convolutions: step and validation have them with batch norm folded in, oneDNN in another order
+    trained      MB of the tensors down to the k-th, for the optimizer's variables
+    forward      inputs and results of the largest operation of the forward pass
+    kept         results of the forward pass that gradients down to the k-th tensor read
+    result       the largest of the backward pass
+    inputs       of a batch; two are made ahead
+
+No rule looks at a layer. The first line has the same size for any batch. The second line grows with its examples. The
+numbers are fitted to peaks of fresh processes (scripts/benchmarks/benchmark_memory.py, docs/log/memory.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_trainer.engine.memory_simulation import size_of, touched_bytes
-from elastic_trainer.networks.graphs import needed_operations
+import numpy as np
+
+from elastic_trainer.datasets.batches import part_rows
+from elastic_trainer.networks.graphs import inputs_first, needed_operations
 
 if TYPE_CHECKING:
-    import tensorflow as tf
+    from elastic_trainer.engine.step import TrainStep
 
-START_MB, OPERATION_MB, TENSORS_FACTOR, FILTERS_FACTOR, TRAINED_FACTOR = 25.0, 0.02, 1.08, 1.5, 0.6
-NOT_REUSED = 0.3  # of what a forward pass writes, where a step has freed memory of other sizes
+MARGIN = 1.2
+START_MB, OPERATION_MB, FILTERS_FACTOR, TRAINED_FACTOR = 20.0, 0.04, 3.0, 1.0
+SUM_OPERATIONS = 6  # of each tensor: its sum of gradients is added to, read and set to 0
+_GIVEN = {"Const", "Placeholder"}
 _CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
+# Their result is their first input.
+_ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
 
 
 class StepMemory(NamedTuple):
-    """What a step takes beyond what was there before it was traced."""
+    """MB that training takes beyond what the process has before; entry k - 1 of arrays [N] is of depth k.
 
-    tensors_mb: float  # what its operations write
-    operations: int
-    filters_mb: float  # of its convolutions
-    trained_mb: float  # of the variables that train
-
-    @property
-    def fixed_mb(self) -> float:
-        """What does not depend on the batch."""
-        weights_mb = FILTERS_FACTOR * self.filters_mb + TRAINED_FACTOR * self.trained_mb
-        return START_MB + OPERATION_MB * self.operations + weights_mb
-
-    @property
-    def megabytes(self) -> float:
-        """All of it, as in the module's header."""
-        return self.fixed_mb + TENSORS_FACTOR * self.tensors_mb
-
-
-def step_memory(graph: tf.Graph, trained: Iterable[Any]) -> StepMemory:
-    """What running the traced function of `graph`, which trains the variables `trained`, takes.
-
-    Tensors whose shape is not known count as nothing.
+    Attributes:
+        rows: examples of the step that was traced.
+        fixed_mb: with any batch.
+        by_rows_mb: what those examples take.
+        sums_mb: sums of gradients and the operations that add them up, where a batch is taken in parts.
     """
-    return _memory(graph, [*graph.outputs, *graph.control_outputs], variables_mb(trained))
+
+    rows: int
+    fixed_mb: np.ndarray
+    by_rows_mb: np.ndarray
+    sums_mb: np.ndarray
+
+    def needed_mb(self, batch_size: int, micro_batch: int | None = None) -> np.ndarray:
+        """MB [N] of training on batches of this size, in parts of at most `micro_batch` examples."""
+        rows = part_rows(batch_size, micro_batch)
+        return self.fixed_mb + self.by_rows_mb * rows / self.rows + self.sums_mb * (rows < batch_size)
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it in JSON's types."""
+        return {name: np.asarray(value).tolist() for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> StepMemory:
+        """What `to_record` returned."""
+        return cls(record["rows"], *(np.array(record[name]) for name in cls._fields[1:]))
 
 
-def forward_memory(graph: tf.Graph, loss: tf.Tensor) -> StepMemory:
-    """As `step_memory`, of the forward pass alone: what the `loss` of a step needs."""
-    return _memory(graph, [loss], 0.0)
+def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order: Iterable[Any] = ()) -> StepMemory:
+    """What a traced step takes, or any step that trains some of its tensors. Tensors of unknown shape count as nothing.
 
-
-def training_mb(step: Any) -> tuple[float, StepMemory]:
-    """MB that training with a `engine.step.TrainStep` takes in all, features aside; and its forward pass.
-
-    Of a step in parts of a batch, the sums of gradients and the graph of the update come to a part.
+    Args:
+        step: on a batch of known size.
+        places: by the name of an operation, for which tensor of the backward order it runs first, counted from 0; -1:
+            whatever trains (`Attribution.places`). By default there is one depth, that of `step`.
+        order: with `places`, indices [N] into `step.variables` in backward order.
     """
-    forward = forward_memory(step.graph, step.loss)
-    needed_mb = step_memory(step.graph, step.variables).megabytes + beside_steps_mb(forward, step.inputs)
+    needed = needed_operations([*step.graph.outputs, *step.graph.control_outputs])  # TensorFlow leaves out all others
+    forward, places = needed_operations([step.loss]), places or {}
+    from_inputs, filters_mb, forward_mb, forward_count = {tensor.op.name for tensor in step.inputs}, 0.0, 0.0, 0
+    trained_mb = np.cumsum([variables_mb([step.variables[k]]) for k in order] or [variables_mb(step.variables)])
+    operations, kept_mb, result_mb = np.zeros((3, len(trained_mb)))
+    readers = dict[str, tuple[int, float]]()  # of results of the forward pass: the first place, and MB
+    for op in inputs_first(step.graph):
+        if op.name not in needed or op.type in _GIVEN:
+            continue
+        place, read = max(places.get(op.name, 0), 0), [*map(_source, op.inputs)]
+        written = [0.0] if op.type in _ALIASES else [*map(_size_mb, op.outputs)]
+        filters_mb += _size_mb(op.inputs[1]) if op.type in _CONVOLUTIONS else 0.0
+        if not from_inputs.isdisjoint(tensor.op.name for tensor in op.inputs):
+            from_inputs.add(op.name)
+            forward_count += op.name in forward
+        if op.name in forward:  # without an input, it is done before where its weights do not train
+            forward_mb = max(forward_mb, sum(written) + sum(map(_size_mb, read)))
+            continue
+        operations[place] += 1
+        result_mb[place] = max([result_mb[place], *written])
+        for tensor in read:
+            if tensor.op.name in forward and tensor.op.name in from_inputs and tensor.op.type not in _GIVEN:
+                readers[tensor.name] = min(place, readers.get(tensor.name, (place, 0.0))[0]), _size_mb(tensor)
+    for place, megabytes in readers.values():
+        kept_mb[place] += megabytes
+    fixed_mb = START_MB + OPERATION_MB * (np.cumsum(operations) + 3 * forward_count)
+    fixed_mb += FILTERS_FACTOR * filters_mb + TRAINED_FACTOR * trained_mb
+    by_rows_mb = np.maximum(np.cumsum(kept_mb) + np.maximum.accumulate(result_mb), forward_mb)
+    by_rows_mb += 2 * sum(map(_size_mb, step.inputs))
+    sum_operations = (
+        SUM_OPERATIONS * np.arange(1, len(trained_mb) + 1) if places else SUM_OPERATIONS * len(step.variables)
+    )
     if step.update is not None:
-        needed_mb += variables_mb(step.accumulators) + OPERATION_MB * len(step.update.graph.get_operations())
-    return needed_mb, forward
-
-
-def split_graph_mb(forward: StepMemory) -> float:
-    """MB that cached features take beside themselves: the graphs of the step and of validation, cut in two."""
-    return 4 * OPERATION_MB * forward.operations
-
-
-def beside_steps_mb(forward: StepMemory, inputs: Iterable[Any]) -> float:
-    """MB that a run takes beside its steps: the first model and validation, whose graphs are those of forward passes,
-    and two batches of symbolic tensors `inputs`, which are made ahead."""
-    graphs_mb = 2 * OPERATION_MB * forward.operations
-    return graphs_mb + NOT_REUSED * forward.tensors_mb + 2 * sum(map(size_of, inputs)) / 1e6
+        sum_operations = sum(op.type not in _GIVEN for op in step.update.graph.get_operations())
+    sums_mb = trained_mb + MARGIN * OPERATION_MB * sum_operations
+    return StepMemory(int(step.inputs[0].shape[0]), MARGIN * fixed_mb, MARGIN * by_rows_mb, sums_mb)
 
 
 def variables_mb(variables: Iterable[Any]) -> float:
@@ -92,9 +126,15 @@ def variables_mb(variables: Iterable[Any]) -> float:
     return sum(prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables) / 1e6
 
 
-def _memory(graph: tf.Graph, results: list[Any], trained_mb: float) -> StepMemory:
-    needed = needed_operations(results)  # TensorFlow leaves out all others, such as gradients of what does not train
-    operations = [op for op in graph.get_operations() if op.name in needed]
-    filters = sum(size_of(op.inputs[1]) for op in operations if op.type in _CONVOLUTIONS)
-    stays = [result for result in results if hasattr(result, "op")]  # the others are operations
-    return StepMemory(touched_bytes(operations, stays) / 1e6, len(operations), filters / 1e6, trained_mb)
+def _size_mb(tensor: Any) -> float:
+    """MB of a symbolic tensor; 0 if its shape is not known, and of what is no array."""
+    if tensor.dtype.name in ("resource", "variant", "string") or not tensor.shape.is_fully_defined():
+        return 0.0
+    return float(prod(tensor.shape.as_list()) * tensor.dtype.size) / 1e6
+
+
+def _source(tensor: Any) -> Any:
+    """The tensor whose memory `tensor` shares."""
+    while tensor.op.type in _ALIASES and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor

@@ -54,7 +54,7 @@ class Checkpointer(Listener):
         saves = trainer.settings.save_model
         found = None
         if trainer.settings.starts_with_head and saves:
-            found = closed_form_head(trainer.task, trainer.data, trainer.training.head_room_mb)
+            found = closed_form_head(trainer.task, trainer.data, trainer.training.memory.left_mb)
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):
             if found and found.accuracy > found.accuracy_before:

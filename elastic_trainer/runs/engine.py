@@ -90,6 +90,7 @@ class Engine:
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
         self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
         self.training.can_split &= isinstance(scheme, Scheme) or find_scheme(scheme).can_split
+        self.scheme.limit(self.training.memory, self.training.can_split)
         self.history = History()
         self._counted, self._step_flops = 0, 0.0  # of which compiled step
 

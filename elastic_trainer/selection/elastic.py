@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,9 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
+from elastic_trainer.engine.step_memory import variables_mb
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (
@@ -26,12 +27,15 @@ from elastic_trainer.selection.budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
-from elastic_trainer.selection.memory_budget import feature_batches, fitting_rows, selection_room_mb
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
+
+# Copies of all weights while importance is measured, beside a step: sums of gradients, updates, what is restored.
+MEASURED_WEIGHTS = 3
 
 
 class ElasticScheme(Scheme):
@@ -56,13 +60,12 @@ class ElasticScheme(Scheme):
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
         self.data, self.settings, self.budget, self._digest = data, settings, budget, budget.table.digest()
-        self.head = task.head
+        self.head, self._weights_mb = task.head, variables_mb(task.model.trainable_variables)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:
             self._evaluator.set_micro_batch(self._rows)
-        self._room_mb, self._measuring_mb = math.inf, 0.0
-        self._is_limited, self._passes_fit = False, True
+        self._max_depth, self._measuring_mb, self._passes_fit = len(self.table.names), 0.0, True
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
@@ -72,7 +75,6 @@ class ElasticScheme(Scheme):
         where f(M) marks all tensors from the output down to the deepest selected one. The times t are those of the
         timing table (`timing.profiling`; section 5).
         """
-        self._limit_memory(state)
         seconds = dict.fromkeys(("importance", "solve", "trace"), 0.0)
         with _timed(seconds, "importance"):
             # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
@@ -85,19 +87,16 @@ class ElasticScheme(Scheme):
         while True:
             with _timed(seconds, "solve"):
                 # The solver (section 6): `select_tensors` puts the problem to `selection_solver_DP.solve`.
-                limits = self._limits(progress)
-                plan = self._select_tensors(self.table, importance, self.head, budget.table_rho, *limits)
-                plan = self._kept(plan, progress)
+                args = self.table, importance, self.head, budget.table_rho, self._misses(progress)
+                plan = self._kept(self._select_tensors(*args, self._max_depth), progress)
             with _timed(seconds, "trace"):
                 # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
                 # that none of them needs.
                 state.adopt(plan.mask, plan.uses_features)
-            # Beyond the paper: solve again if cached features were counted on and are not possible, or memory is short.
-            if not (plan.uses_features and state.features.split is None) and not self._shrink(plan, state):
+            if not plan.uses_features or state.features.split is not None:
                 break
-            possible = state.features.are_possible
-            steps = progress.feature_steps if possible else 0
-            progress = progress._replace(features_possible=possible, feature_steps=steps)
+            # Beyond the paper: cached features were counted on, and are not possible.
+            progress = progress._replace(features_possible=False, feature_steps=0)
         self.budget.adopt(plan)
         return self._selection(plan, progress, seconds, state)
 
@@ -105,6 +104,42 @@ class ElasticScheme(Scheme):
     def table(self) -> TimingTable:
         """The timing table, as the budget knows it by now."""
         return self.budget.table
+
+    def limit(self, memory: MemoryBudget, can_split: bool) -> None:
+        found, size, depth = self.table.memory, self.data.full_batch, self.table.depth(self.head)
+        if found is None:
+            if memory.has_limit:
+                raise UserError(
+                    "--memory: the timing table does not contain what tensors cost in memory; profile again"
+                )
+            return
+        needed_mb = found.needed_mb(size, self._rows)
+        if not memory.fits(needed_mb[depth - 1]):
+
+            def head_mb(batch_size: int, micro_batch: int) -> float:
+                return float(found.needed_mb(batch_size, micro_batch)[depth - 1])
+
+            raise memory.refuse("training the head alone", head_mb, size, self._rows, can_split)
+        self._max_depth = max(memory.deepest(needed_mb), depth)
+        if self._measures_speed or self._evaluator.reads_gradients:
+            weights_mb = MEASURED_WEIGHTS * self._weights_mb
+            self._limit_passes(memory, lambda rows: float(found.needed_mb(rows)[-1]) + weights_mb)
+
+    def _limit_passes(self, memory: MemoryBudget, needed: Callable[[int], float]) -> None:
+        """Take gradients of all tensors, which take `needed` MB on so many rows, in parts that fit, or none at all."""
+        fitting = memory.fitting_size(needed, self._rows)
+        rows = part_rows(self._rows, fitting) if fitting else 0
+        if rows < self._rows:  # such a pass does not say how fast the device is
+            self._passes_fit = self._measures_speed = False
+            self.pass_steps = set()
+            if not self._evaluator.reads_gradients:
+                return
+            if not rows:
+                others = ["--train_type elastic_training_upper_part, which measures none"]
+                what = "measuring importance, even with one image at a time,"
+                raise memory.refuse(what, lambda *_: needed(1), self.data.full_batch, others=others)
+            self._evaluator.set_micro_batch(rows)
+        self._measuring_mb = needed(rows)
 
     def keep(self, best: Plan, current: np.ndarray, progress: Progress) -> Plan:
         """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.
@@ -154,7 +189,6 @@ class ElasticScheme(Scheme):
         return {"table": self._digest, "budget": self.budget.to_record()}
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
-        self._limit_memory(state)
         if record["table"] != self._digest:
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
             self._has_new_table = True  # slowdowns until then were relative to the old one
@@ -174,18 +208,13 @@ class ElasticScheme(Scheme):
         self._has_new_table = False
         return progress._replace(slowdowns=[self.slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
 
-    def _limits(self, progress: Progress) -> tuple[Any, ...]:
-        """The further arguments of the Tensor Selector."""
-        uses_features = progress.features_possible and self._room_mb > 0
-        misses = feature_misses(self.data, self._steps(progress)) if uses_features else 1.0
-        if self._room_mb == math.inf:
-            return (misses,)
-        return misses, self._room_mb, feature_batches(self.data, self.settings)
+    def _misses(self, progress: Progress) -> float:
+        return feature_misses(self.data, self._steps(progress)) if progress.features_possible else 1.0
 
     def _kept(self, best: Plan, progress: Progress) -> Plan:
-        """`best`, or the current selection by `keep`, unless it takes too much memory."""
+        """`best`, or the current selection by `keep`, unless it reaches too deep."""
         current = progress.mask
-        if current is None or (self._room_mb < math.inf and self.table.predict_mb(current) > self._room_mb):
+        if current is None or self.table.depth(current) > self._max_depth:
             return best
         return self.keep(best, current, progress)
 
@@ -205,45 +234,6 @@ class ElasticScheme(Scheme):
             memory_mb=state.memory.needed_mb(self._measuring_mb) if self._measuring_mb else None,
             seconds=seconds,
         )
-
-    # --- memory -----------------------------------------------------------------------------------------------------
-
-    def _limit_memory(self, state: TrainState) -> None:
-        """Keep selections, and the gradients of all tensors, within the memory that the process may take; once.
-
-        Raises:
-            UserError: training the head alone takes more, or measuring importance on one example at a time.
-        """
-        table, memory, size = self.table, state.memory, self._rows * state.parts
-        if self._is_limited or memory.total_mb == math.inf or not (memory.has_limit or table.memory):
-            return
-        self._is_limited = True
-        self._room_mb = selection_room_mb(memory, table, self.head, self._rows, state.parts, state.can_split)
-        if not (self._measures_speed or self._evaluator.reads_gradients) or table.memory is None:
-            return
-        rows, needed_mb = fitting_rows(table, self._rows, self._room_mb)
-        if rows < self._rows or needed_mb > self._room_mb:
-            self._evaluator.set_micro_batch(rows)  # a pass over all tensors that measures the speed does not fit
-            self._passes_fit = self._measures_speed = False
-            self.pass_steps = set()
-            if not self._evaluator.reads_gradients:
-                return
-            if needed_mb > self._room_mb:
-                others = ["--train_type elastic_training_upper_part, which measures none"]
-                what = "measuring importance, even with one image at a time,"
-                raise memory.refuse(what, lambda *_: needed_mb, size, others=others)
-        self._measuring_mb = needed_mb
-
-    def _shrink(self, plan: Plan, state: TrainState) -> bool:
-        """Whether another selection can take less memory than `plan`, whose step exceeds it; then less is allowed."""
-        excess_mb, table = state.excess_mb, self.table
-        if excess_mb <= 0 or table.memory is None or (plan.mask == self.head).all():
-            return False
-        now_mb, head_mb = min(self._room_mb, table.predict_mb(plan.mask)), table.predict_mb(self.head)
-        self._room_mb = now_mb - min(excess_mb, (now_mb - head_mb) / 2)  # the costs of single tensors may be off
-        if self._room_mb < head_mb + 1:
-            self._room_mb = 0.0  # the head alone, without features
-        return True
 
 
 @contextmanager

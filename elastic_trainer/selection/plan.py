@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ import numpy as np
 from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.selection.budget import first_misses
-from elastic_trainer.selection.memory_budget import MEMORY_SHARE, feature_batches
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
@@ -40,6 +38,12 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
                 cell = f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"
             cells.append(f"{cell:>34}")
         yield f"{rho:.2f}  {'  '.join(cells)}"
+
+
+def feature_batches(data: ShuffledData, settings: Settings) -> float:
+    """How many batches all features of `data` are in float32, as which those of the test examples are kept."""
+    views = (data.view_count or 1) / (2 if settings.feature_cache == "float16" else 1)
+    return (data.train_count * views + data.test_count) / data.full_batch
 
 
 class RunPlan(NamedTuple):
@@ -73,21 +77,24 @@ class RunPlanner:
     def at(self, rho: float) -> RunPlan | None:
         """The run at `rho`; None if even the head alone takes more, or more memory."""
         table, data, settings, memory = self.table, self.data, self.settings, self.memory
-        room_mb = MEMORY_SHARE * memory.limit_mb - (memory.start_mb or 0.0)
-        misses, batches = first_misses(data, settings), feature_batches(data, settings)
-        if room_mb < math.inf and table.predict_mb(self.head) > room_mb:
-            return None
+        misses, training_mb, depth = first_misses(data, settings), None, table.depth(self.head)
+        if table.memory is not None:
+            training_mb = table.memory.needed_mb(data.full_batch, settings.micro_batch)
+            if not memory.fits(training_mb[depth - 1]):
+                return None
         if rho < 1 and table.predict_ms(self.head, misses) > rho * table.full_step_ms:
             return None
-        plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, misses, room_mb, batches)
-        step_ms, kept = plan.step_ms + plan.caching_ms, batches * plan.uses_features
-        return RunPlan(
-            tensors=int(plan.mask.sum()),
-            step_ms=step_ms,
-            training=self.schedule.total_steps * step_ms / 1e3,
-            features_mb=kept * float(table.features_mb[table.depth(plan.mask) - 1]),
-            memory_mb=None if table.memory is None else memory.needed_mb(table.predict_mb(plan.mask, kept)),
-        )
+        max_depth = None if training_mb is None else max(memory.deepest(training_mb), depth)
+        for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
+            plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, each, max_depth)
+            last = table.depth(plan.mask) - 1
+            features_mb = feature_batches(data, settings) * float(table.features_mb[last]) * plan.uses_features
+            needed_mb = None if training_mb is None else memory.needed_mb(float(training_mb[last]) + features_mb)
+            if not plan.uses_features or needed_mb is None or needed_mb <= memory.limit_mb:
+                break
+        step_ms = plan.step_ms + plan.caching_ms
+        training = self.schedule.total_steps * step_ms / 1e3
+        return RunPlan(int(plan.mask.sum()), step_ms, training, features_mb, needed_mb)
 
     @property
     def _length(self) -> str:

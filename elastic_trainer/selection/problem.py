@@ -65,8 +65,12 @@ class Problem(NamedTuple):
         return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
 
     def mask(self, solution: np.ndarray) -> np.ndarray:
-        """Bool [N] over `model.trainable_variables`: always-trained tensors, and what int [N] `solution` selects."""
-        selected = self.always | (solution == 1)
+        """Bool [N] over `model.trainable_variables`: always-trained tensors, and those that `solution` selects.
+
+        It is int, of at most N tensors: the first of the backward order.
+        """
+        selected = self.always.copy()
+        selected[: len(solution)] |= solution == 1
         for pair in self.pairs:
             selected[[*pair]] = selected[max(pair)]
         mask = np.empty_like(selected)

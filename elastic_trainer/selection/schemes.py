@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import Progress, RhoBudget
@@ -47,6 +48,13 @@ class Scheme:
     def settings_for(self, settings: Settings) -> Settings:
         """The settings of a run under this scheme, given those that were asked for."""
         return settings
+
+    def limit(self, memory: MemoryBudget, can_split: bool) -> None:
+        """Stay within `memory` in all selections; `can_split`: a batch can be taken in (smaller) parts.
+
+        Raises:
+            UserError: the least that it can train takes more, or measuring what to train.
+        """
 
     def plan(self, schedule: Schedule) -> None:
         """Follow another schedule from now on: an epoch turned out to have another number of steps."""

@@ -7,14 +7,13 @@ table time. A `Selection` is what trains, in wall time: a scheme makes it of a p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 import selection_solver_DP
 from elastic_trainer.selection.problem import Problem
-from elastic_trainer.selection.two_budgets import solve_both
 from elastic_trainer.timing.table import TimingTable
 
 # Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
@@ -86,8 +85,7 @@ def select_tensors(
     head: np.ndarray,
     rho: float,
     misses: float = 1.0,
-    room_mb: float = inf,
-    kept_batches: float = 0.0,
+    max_depth: int | None = None,
     *,
     time_resolution: int | None = None,
     has_fillers: bool = False,
@@ -102,27 +100,16 @@ def select_tensors(
         importance, head: [N] over `model.trainable_variables`; the head is always selected, its cost comes first.
         rho: step time over a full step's, both in table time; 1 sets no limit, whatever the fit's error.
         misses: of cached features, see `timing.fit`; making them is part of the step time.
-        room_mb: memory that training may take; the head is selected even if it takes more.
-        kept_batches: number of batches whose features are kept, see `TimingTable.predict_mb`.
+        max_depth: how many tensors of the backward order may train, the last of which is the deepest; None: all.
         time_resolution: T_q, see `selection_solver_DP.solve`.
         has_fillers: see `Problem.of`.
-
-    Raises:
-        UserError: `room_mb` is given, and the table does not contain what tensors cost in memory.
     """
-    budget_ms, everything = _budget_ms(table, rho, misses), np.ones(len(head), bool)
-    if rho >= 1 and (room_mb == inf or table.predict_mb(everything) <= room_mb):  # full training, whatever they gain
-        return plan_of(table, everything, importance, budget_ms, misses)
+    budget_ms = _budget_ms(table, rho, misses)
+    if rho >= 1 and max_depth in (None, len(head)):  # full training, whatever the tensors gain
+        return plan_of(table, np.ones(len(head), bool), importance, budget_ms, misses)
     problem = Problem.of(table, head, importance, budget_ms, misses, has_fillers)
-    mask = problem.mask(selection_solver_DP.solve(*problem[:4], time_resolution).mask)
-    kept = kept_batches * table.predict(mask, misses).uses_features
-    if room_mb < inf and kept and table.predict_mb(mask, kept) > room_mb:
-        # Solved without features: what they take depends on the cut, and time is the smaller loss.
-        more: dict[str, Any] = {"time_resolution": time_resolution, "has_fillers": has_fillers}
-        return select_tensors(table, importance, head, rho, 1.0, room_mb, **more)
-    if room_mb < inf and table.predict_mb(mask) > room_mb:
-        assert table.memory is not None
-        mask = problem.mask(solve_both(problem, table.memory, room_mb))
+    t_dy_ms, t_dw_ms, gains = (part[:max_depth] for part in (problem.t_dy_ms, problem.t_dw_ms, problem.importance))
+    mask = problem.mask(selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, problem.left_ms, time_resolution).mask)
     return plan_of(table, mask, importance, budget_ms, misses)
 
 
@@ -132,10 +119,9 @@ def select_upper_part(
     head: np.ndarray,
     rho: float,
     misses: float = 1.0,
-    room_mb: float = inf,
-    kept_batches: float = 0.0,
+    max_depth: int | None = None,
 ) -> Plan:
-    """All tensors from the output down to some depth, the largest such part within the budgets. No importance counts.
+    """All tensors from the output down to some depth, the largest such part within the budget. No importance counts.
 
     One tensor more may cost less where smaller features pass the cut. So every depth is tried.
 
@@ -143,13 +129,10 @@ def select_upper_part(
     """
     budget_ms = _budget_ms(table, rho, misses)
     best = plan_of(table, head, None, budget_ms, misses)
-    for mask in table.upper_parts(head):
-        for each in dict.fromkeys((misses, 1.0)):  # features may not fit where the selection alone does
-            plan = plan_of(table, mask, None, budget_ms, each)
-            fits_memory = room_mb == inf or table.predict_mb(mask, kept_batches * plan.uses_features) <= room_mb
-            if fits_memory and plan.step_ms + plan.caching_ms <= budget_ms:
-                best = plan
-                break
+    for mask in islice(table.upper_parts(head), max_depth):
+        plan = plan_of(table, mask, None, budget_ms, misses)
+        if plan.step_ms + plan.caching_ms <= budget_ms:
+            best = plan
     return best
 
 

@@ -68,6 +68,7 @@ class Attribution:
         own, shared, update, recomputed: place of the tensor whose t_dw, t_dy, update or t_fw an operation is part of;
             -1: of none.
         in_forward, in_preprocessing, in_other: bool.
+        places: by name, the place of the first tensor whose training an operation runs for; -1: it always runs.
     """
 
     positions: np.ndarray
@@ -81,6 +82,7 @@ class Attribution:
     in_forward: np.ndarray
     in_preprocessing: np.ndarray
     in_other: np.ndarray
+    places: dict[str, int]
 
     def times(self, op_ms: Mapping[str, float]) -> OperationTimes:
         """The times of operations, by name, added up; those without one take none."""
@@ -132,18 +134,20 @@ def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attributi
     reached, reads_inputs = _forward_reach(operations, before, step, [variables[k] for k in positions])
     first = np.argmax(needed_by[:, positions], axis=1)
     from_inputs = in_forward & reads_inputs & (reached >= 0)
+    own, shared = np.where(sharers == 1, first, -1), np.where(sharers > 1, first, -1)
     return Attribution(
         positions,
         kernels=_kernels(step, variables, place),
         features_mb=_features_mb(operations, before, np.where(in_forward, reached, -1), reads_inputs, count),
         operations=[*number],
-        own=np.where(sharers == 1, first, -1),
-        shared=np.where(sharers > 1, first, -1),
+        own=own,
+        shared=shared,
         update=update,
         recomputed=np.where(from_inputs & (reached < count), reached, -1),
         in_forward=in_forward,
         in_preprocessing=from_inputs & (reached == count),
         in_other=~(in_forward | (sharers > 0) | (update >= 0)),
+        places=dict(zip(number, np.maximum.reduce([own, shared, update]).tolist(), strict=True)),
     )
 
 

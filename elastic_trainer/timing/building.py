@@ -45,9 +45,9 @@ def timing_table(
     details: dict[str, Any],
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
+    from elastic_trainer.engine.step_memory import step_memory
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.memory_costs import memory_costs
 
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
     operation_ms = {
@@ -75,6 +75,6 @@ def timing_table(
         **wall_ms,
         fit=fit,
         settings=settings,
-        memory=memory_costs(full, attribution),
+        memory=step_memory(full, attribution.places, positions),
         details=details,
     )

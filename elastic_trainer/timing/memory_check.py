@@ -1,12 +1,12 @@
 """Whether training fits into memory, asked before images are read and anything is trained.
 
-The step is traced and its memory predicted (`engine.step_memory`), unless there is so much memory that it surely fits.
+The full step is traced and its memory predicted by depth (`engine.step_memory`), unless there is so much memory that it
+surely fits.
 The paper does not cover memory.
 """
 
 from __future__ import annotations
 
-import gc
 from math import prod
 
 import keras
@@ -16,25 +16,28 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine.memory import MemoryBudget, Needed
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import training_mb, variables_mb
+from elastic_trainer.engine.step_memory import StepMemory, step_memory, variables_mb
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.machine import release_memory
+from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.timing.fit import depth_of
 
 # More than a step was ever seen to take of the outputs of all layers, of the weights, and beside them (docs/memory.md).
 OUTPUTS_FACTOR, WEIGHTS_FACTOR, BESIDE_MB = 4, 5, 500
 
 
 class TracedSteps:
-    """MB that steps of `model` take, predicted from their graphs; each is traced once.
+    """MB that steps of `model` take, predicted from the graph of the full step, which is traced once.
 
     `settings` have its optimizer and clipping; `memory` is what they may take, by default what the machine has.
     """
 
     def __init__(self, model: keras.Model, settings: Settings, memory: MemoryBudget | None = None) -> None:
         self.model, self.settings, self.memory = model, settings, memory or MemoryBudget()
-        self._known = dict[tuple[bytes, int, int], float]()
+        self._traced: tuple[np.ndarray, StepMemory] | None = None  # with the backward order
 
     def certainly_fit(self, batch_size: int) -> bool:
         """Whether there is more than training on such a batch can take, whatever it trains; nothing is traced."""
@@ -45,16 +48,15 @@ class TracedSteps:
 
     def needed_mb(self, mask: np.ndarray, batch_size: int, micro_batch: int | None = None) -> float:
         """Of steps that train `mask`, bool [N] over `model.trainable_variables`, in parts of at most `micro_batch`."""
-        rows, model = part_rows(batch_size, micro_batch), self.model
-        key = mask.tobytes(), batch_size, rows
-        if key not in self._known:
-            with self.memory.reusing():
-                optimizer = idle_optimizer(model, self.settings.optimizer, self.settings.clips_gradients)
-                step = TrainStep(ImageClassification(model), optimizer, rows, mask, parts=batch_size // rows)
-                self._known[key] = training_mb(step)[0]
-                del step
-                gc.collect()  # the graph, whose memory the next one takes
-        return self._known[key]
+        if self._traced is None:
+            optimizer = idle_optimizer(self.model, self.settings.optimizer, self.settings.clips_gradients)
+            full = TrainStep(ImageClassification(self.model), optimizer, part_rows(batch_size, micro_batch))
+            found = attribute(full, self.model.trainable_variables)
+            self._traced = found.positions, step_memory(full, found.places, found.positions)
+            del full, found, optimizer
+            release_memory()  # of the graph: training takes it again
+        positions, memory = self._traced
+        return float(memory.needed_mb(batch_size, micro_batch)[depth_of(mask[positions]) - 1])
 
     def check(
         self,

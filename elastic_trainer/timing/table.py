@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from elastic_trainer.engine.step_memory import StepMemory
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
-from elastic_trainer.timing.memory_costs import MemoryCosts
 
 # Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
 # predictions are not relied on.
@@ -44,7 +43,7 @@ class TimingTable:
         forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
         fit: from operation times to wall time.
         settings: that it was measured with, such as those in `TABLE_SETTINGS`.
-        memory: what the tensors cost in memory, at the batch size of the table; None: unknown.
+        memory: what steps take in memory, by depth; None: unknown.
         details: further measurements, kept in profile.json.
     """
 
@@ -62,7 +61,7 @@ class TimingTable:
     gradient_pass_ms: float
     fit: Fit
     settings: dict[str, Any] = field(default_factory=dict)
-    memory: MemoryCosts | None = None
+    memory: StepMemory | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
     def wall_t_dy_ms(self, misses: float = 1.0) -> np.ndarray:
@@ -119,33 +118,6 @@ class TimingTable:
         """A line on its doubt; `then` is what follows from it, in words."""
         return f"the timing table is unreliable: {self.doubt}; {then}"
 
-    @property
-    def _tensors_mb(self) -> np.ndarray:
-        return np.array([4e-6 * prod(shape) for shape in self.shapes])
-
-    def tensors_mb(self, mask: np.ndarray) -> float:
-        """MB of `mask`'s tensors in float32; the sums of their gradients over parts of a batch take as much."""
-        return float(self._tensors_mb[mask[self.positions]].sum())
-
-    def predict_mb(self, mask: np.ndarray, kept_batches: float = 0.0) -> float:
-        """MB that training `mask` takes (`memory_costs`), from features of `kept_batches` batches if it is above 0.
-
-        Raises:
-            UserError: the table does not know.
-        """
-        if self.memory is None:
-            raise UserError("--memory: the timing table does not contain what tensors cost in memory; profile again")
-        features_mb = 0.0
-        if kept_batches:
-            features_mb = kept_batches * float(self.features_mb[self.depth(mask) - 1]) + self.memory.split_graph_mb
-        return self.memory.predict(mask[self.positions]) + features_mb
-
-    def parts_mb(self, mask: np.ndarray) -> tuple[float, float]:
-        """Of `predict_mb`: what training `mask` takes with any batch, and what the examples of this batch take."""
-        assert self.memory is not None, "the table does not contain what tensors cost in memory"
-        fixed_mb = self.memory.fixed_mb(mask[self.positions])
-        return fixed_mb, max(self.predict_mb(mask) - fixed_mb, 0.0)
-
     def scaled(self, factor: float) -> TimingTable:
         """The table of a device on which a step takes `factor` times as long."""
         return replace(
@@ -157,13 +129,9 @@ class TimingTable:
     def in_parts(self, count: int) -> TimingTable:
         """The table of steps on `count` times as many examples, in parts like those that this one is of.
 
-        Each part takes as long as a step, which is a little too much: the weights are updated once. Sums of gradients
-        take memory.
+        Each part takes as long as a step, which is a little too much: the weights are updated once.
         """
-        if count == 1:
-            return self
-        memory = None if self.memory is None else self.memory._replace(own_mb=self.memory.own_mb + self._tensors_mb)
-        return replace(self.scaled(count), features_mb=count * self.features_mb, memory=memory)
+        return self if count == 1 else replace(self.scaled(count), features_mb=count * self.features_mb)
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""

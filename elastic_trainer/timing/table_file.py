@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from elastic_trainer.engine.step_memory import StepMemory
 from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.settings.network_names import model_label
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import alone_in, read_record, trusting, write_csv, write_record
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.memory_costs import MemoryCosts
 from elastic_trainer.timing.table import TIMES, TimingTable
 
 # The settings of a network that a table is made for; it is invalid for others.
@@ -121,7 +121,7 @@ def load_table(
         _check_tensors(rows, dict(zip(names, shapes, strict=True)), folder)
         with trusting(folder / "profile.json"):
             fit, numbers = Fit(**record.pop("fit")), {name: record.pop(name, None) for name in TIMES}
-            memory = None if costs is None else MemoryCosts.from_record(costs)
+            memory = None if costs is None else StepMemory.from_record(costs)
     except UserError as error:
         raise UserError(f"{error}; {advice}") from error
     why = None if allow_stale else _stale_because(record, graph)

@@ -1,18 +1,20 @@
 #!/usr/bin/env python
-"""Predicted against measured memory of training steps (`engine.step_memory`).
+"""Predicted against measured memory of training, by depth (`engine.step_memory`).
 
-Each selection trains three steps in a fresh process: measured is its largest resident memory above that before the step
-was traced, since TensorFlow keeps what it took. Predicted is by the traced step. A second prediction is by the costs of
-tensors that selections are solved with: sums, which are above the step's prediction where few tensors train far down.
-The script prints one JSON object as its last line.
+Each selection trains three steps in a fresh process, and validates: measured is its largest resident memory above that
+before training. Predicted is the memory of its depth, which is an upper bound for selections with gaps. The points go
+to records/memory_depth.csv, in place of earlier ones of the same network and batch. The script prints one JSON object
+as its last line: `covered_percent` is the share of the points that take at most what was predicted.
 
-    python scripts/benchmarks/benchmark_memory.py --model_name resnet50 --input_size 224 --batch_size 32
+    python scripts/benchmarks/benchmark_memory.py --model_name resnet50 --input_size 224 --batch_size 4
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,59 +25,73 @@ import numpy as np
 from common import Setting, errors
 
 import models
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.images import DecodedImages
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import beside_steps_mb, forward_memory, step_memory
+from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.runs.trainer import Trainer
+from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import model_label
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import write_csv
 from elastic_trainer.system.machine import can_reset_peak, has_gpu, in_own_process, reset_peak
 from elastic_trainer.system.memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.timing.fit import depth_of
 from elastic_trainer.timing.measuring import HEAD, calibration_masks, idle_training
-from elastic_trainer.timing.memory_costs import memory_costs
 
 STEPS = 3  # after which a process takes hardly more
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
 CALIBRATION = [HEAD, *product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
 SETTINGS = {"selections": Setting(len(CALIBRATION) + 1, 2, "measured selections")}
+POINTS = Path(__file__).with_name("records") / "memory_depth.csv"
+COLUMNS = ("network", "batch", "depth", "tensors", "measured_mb", "predicted_mb")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Peaks of some selections, and their predictions."""
     if resident_memory_mb() is None or not can_reset_peak() or has_gpu():
         raise UserError("the system does not report how much memory a process takes")
-    network = args.network
+    network, rows = args.network, args.network.batch_size
     task, optimizer, _ = idle_training(models.build(network), network)
-    model = task.model
-    full = TrainStep(task, optimizer, network.batch_size)
-    attribution = attribute(full, model.trainable_variables)
-    costs = memory_costs(full, attribution)
-    run_mb = beside_steps_mb(forward_memory(full.graph, full.loss), full.inputs)  # no part of a step
-    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), CALIBRATION)
+    full = TrainStep(task, optimizer, rows)
+    attribution = attribute(full, task.model.trainable_variables)
+    needed_mb = step_memory(full, attribution.places, attribution.positions).needed_mb(rows)
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(task.model), CALIBRATION)
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
-    points = []
-    for mask in chosen:
-        predicted_mb, measured_mb = in_own_process(_send_peak, network, mask)
-        by_costs_mb = costs.predict(mask[attribution.positions]) - run_mb
-        about = {"tensors": int(mask.sum()), "measured_mb": measured_mb, "predicted_mb": predicted_mb}
-        points.append({**about, "predicted_by_costs_mb": by_costs_mb})
-    predicted, measured = (np.array([one[key] for one in points]) for key in ("predicted_mb", "measured_mb"))
-    return {"selections": points, **errors(predicted, measured)}
+    depths = [depth_of(mask[attribution.positions]) for mask in chosen]
+    predicted = np.array([needed_mb[depth - 1] for depth in depths])
+    measured = np.array([in_own_process(_send_peak, network, mask) for mask in chosen])
+    label = f"{model_label(network.model_name, network.alpha)} {network.input_size}"
+    counts = (int(mask.sum()) for mask in chosen)
+    points = zip(depths, counts, measured.round(1).tolist(), predicted.round(1).tolist(), strict=True)
+    _keep([(label, str(rows), *map(str, point)) for point in points])
+    return {"covered_percent": 100 * float((measured <= predicted).mean()), **errors(predicted, measured)}
+
+
+def _keep(points: list[tuple[str, ...]]) -> None:
+    known = list[tuple[str, ...]]()
+    if POINTS.exists():
+        with POINTS.open(encoding="utf-8", newline="") as file:
+            known = [tuple(row) for row in csv.reader(file)][1:]
+    write_csv(POINTS, COLUMNS, [*(row for row in known if row[:2] != points[0][:2]), *points])
 
 
 def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
-    """Send predicted and measured MB of steps that train `mask`, above what this process took before their trace."""
+    """Send the MB that a run which trains `mask` takes at most above what this process took before."""
     with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    task, optimizer, batch = idle_training(models.build(network), network)
-    values = batch.inputs, batch.targets, batch.weights
-    before_mb = resident_memory_mb() or 0.0
+    size, count, classes = network.input_size, STEPS * network.batch_size, network.num_classes or 1
+    images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
+    noise = DecodedImages(images, np.arange(count, dtype=np.int32) % classes, {})
+    data = ImageData("noise", [str(k) for k in range(classes)], noise, noise, network.batch_size)
+    settings = replace(network, num_epochs=1, learning_rate=1e-4, feature_cache="off", memory=1e6)  # as within a limit
+    trainer = Trainer(models.build(network), data, FixedScheme(mask), settings)
     reset_peak()
-    step = TrainStep(task, optimizer, len(batch), mask)
-    for _ in range(STEPS):
-        step(*values)
-    measured_mb = (peak_memory_mb() or 0.0) - before_mb
-    sender.send((step_memory(step.graph, step.variables).megabytes, measured_mb))
+    trainer.run()
+    sender.send((peak_memory_mb() or 0.0) - (trainer.training.memory.start_mb or 0.0))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ RESULTS = {  # what the index shows of a record, by the start of its name
     "examples": (),
     "fuzz": ("examples", "failed"),
     "long_run": ("growth_percent",),
-    "memory": ("median_error_percent", "p95_error_percent"),
     "pytorch": ("over_best_pytorch", "full_over_keras"),
     "recorded_board": (),
     "rho": ("rho",),

@@ -15,14 +15,13 @@ from elastic_trainer.cli.resolve import part_of
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory
+from elastic_trainer.engine.step_memory import step_memory, variables_mb
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.memory_costs import MemoryCosts
 from elastic_trainer.timing.table_file import table_folder
 from models import build_model
 
@@ -129,24 +128,20 @@ def test_parts_are_equal_and_as_large_as_asked_for():
 
 def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
     model = small_network()
-    predicted = []
+    found, sums_mb = [], variables_mb(model.trainable_variables)
     for micro_batch in (0, 4):
         settings = replace(SETTINGS, micro_batch=micro_batch)
         trainer = Trainer(model, data(), "full_training", settings, memory=MemoryBudget(start_mb=0.0))
         trainer.run(until_step=1)
-        predicted.append(trainer.training.predicted_mb)
-        graph = trainer.training.step_graph
-        assert step_memory(graph, ()).tensors_mb > 0 and sum(count_flops(graph).values()) > 0
+        found.append(trainer.training.predicted_mb)
+        assert sum(count_flops(trainer.training.step_graph).values()) > 0
     task = CompiledTask(model, *data().specs)
-    whole, part = (
-        step_memory(TrainStep(task, model.optimizer, rows, parts=p).graph, ()) for rows, p in ((16, 1), (4, 4))
-    )
-    assert part.tensors_mb < 0.5 * whole.tensors_mb
-    table = make_table(model)
-    memory = MemoryCosts(1.0, 2.0, 1.0, own_mb=np.zeros(18), chain_mb=np.zeros(18), kept=[])
-    scaled = replace(table, memory=memory).in_parts(4)
-    sums_mb = sum(4e-6 * np.prod(shape) for shape in table.shapes)
-    assert scaled.predict_mb(all_mask(model)) == pytest.approx(2.0 + sums_mb)
+    whole, part = (step_memory(TrainStep(task, model.optimizer, rows, parts=p)) for rows, p in ((16, 1), (4, 4)))
+    assert part.by_rows_mb == pytest.approx(whole.by_rows_mb / 4, rel=0.1)
+    assert min(part.sums_mb[0], whole.sums_mb[0]) > sums_mb
+    assert whole.needed_mb(16, 4) == pytest.approx(whole.fixed_mb + whole.by_rows_mb / 4 + whole.sums_mb)
+    assert part.needed_mb(16, 4) == pytest.approx(whole.needed_mb(16, 4), rel=0.1), "as the whole step says"
+    assert found == pytest.approx([whole.needed_mb(16)[0], part.needed_mb(16, 4)[0]])
 
 
 def test_a_table_of_parts_says_that_a_step_takes_as_long_as_its_parts():

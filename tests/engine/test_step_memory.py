@@ -1,77 +1,68 @@
-"""The memory of traced functions, counted by hand; and of steps, as their selections grow."""
+"""The memory of steps by their depth: against a count by following inputs one by one, and against traced steps."""
+
+from math import prod
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from conftest import BATCH, full_step, make_small_model, naive_needs
 
-from elastic_trainer.engine.memory_simulation import touched_bytes
+import models
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import StepMemory, forward_memory, step_memory
+from elastic_trainer.engine.step_memory import MARGIN, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.timing.attribution import attribute
+from elastic_trainer.timing.fit import depth_of
+from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks
 
-MB = 1 << 20
-SIDE = 512  # a matrix of float32 takes 1 MB
-
-
-def tensors_mb(function, *shapes):
-    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
-    return step_memory(graph, []).tensors_mb * 1e6 / MB
+SAME = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
 
 
-def product(matrix, times):
-    for _ in range(times):
-        matrix = tf.matmul(matrix, matrix)
-    return matrix
+def by_depth(step, model):
+    """The memory by depth of the step that trains everything, and its attribution."""
+    attribution = attribute(step, model.trainable_variables)
+    return step_memory(step, attribution.places, attribution.positions), attribution
 
 
-def test_a_chain_keeps_an_input_and_an_output_and_a_fork_keeps_more():
-    square = (SIDE, SIDE)
-    assert tensors_mb(lambda x: product(x, 5), square) == pytest.approx(2, abs=0.1)
-    assert tensors_mb(lambda x: [product(x, 1) @ x for _ in range(3)], square) == pytest.approx(4, abs=0.1)
-    assert tensors_mb(lambda x: tf.nn.relu(product(x, 1)), square) == pytest.approx(1, abs=0.1), "in place"
-
-    def relu_of_a_kept_one(x):
-        y = product(x, 1)
-        return tf.nn.relu(y) @ y
-
-    assert tensors_mb(relu_of_a_kept_one, square) == pytest.approx(3, abs=0.1)
-    assert tensors_mb(lambda x: tf.reshape(product(x, 1), [-1]), square) == pytest.approx(1, abs=0.1), "the same memory"
-
-
-def test_what_nothing_needs_is_not_run():
-    def with_unneeded(x):
-        for _ in range(20):
-            tf.matmul(x, x)
-        return product(x, 1)
-
-    assert tensors_mb(with_unneeded, (SIDE, SIDE)) == pytest.approx(1, abs=0.1)
+def naive_kept_mb(step, positions):
+    """MB of what the forward pass writes and the gradients of the topmost tensors read, for each number of them."""
+    forward, needs = naive_needs(step)
+    kept, found = {}, []
+    for position in positions:
+        for name in needs[position]:
+            for each in step.graph.get_operation_by_name(name).inputs:
+                tensor = each
+                while tensor.op.type in SAME and tensor.op.inputs:
+                    tensor = tensor.op.inputs[0]
+                if tensor.op.name in forward and tensor.op.type not in ("Const", "Placeholder"):
+                    is_array = tensor.dtype.name != "resource" and tensor.shape.is_fully_defined()
+                    kept[tensor.name] = prod(tensor.shape) * tensor.dtype.size / 1e6 if is_array else 0.0
+        found.append(sum(kept.values()))
+    return np.array(found)
 
 
-def test_one_thread_makes_a_random_mask_when_it_is_used_and_others_make_them_ahead():
-    def with_masks(x):
-        for _ in range(12):
-            x = tf.matmul(x, x) * tf.random.uniform((SIDE, SIDE))
-        return x
-
-    spec = tf.TensorSpec((SIDE, SIDE), tf.float32)
-    graph = tf.function(with_masks, autograph=False).get_concrete_function(spec).graph
-    touched = [touched_bytes(graph.get_operations(), graph.outputs, threads) / MB for threads in (1, 2, 64)]
-    assert touched == [pytest.approx(2, abs=0.1), pytest.approx(12, abs=0.1), pytest.approx(13, abs=0.1)]
-
-
-def test_all_parts_add_up():
-    whole = StepMemory(tensors_mb=100.0, operations=1000, filters_mb=10.0, trained_mb=5.0)
-    for name in StepMemory._fields:
-        assert whole._replace(**{name: 2 * getattr(whole, name)}).megabytes > whole.megabytes + 1
+def test_each_depth_keeps_what_its_gradients_read_and_has_room_for_the_largest_result():
+    model = make_small_model()
+    step = full_step(model)
+    memory, attribution = by_depth(step, model)
+    kept_mb = naive_kept_mb(step, attribution.positions)
+    inputs_mb, output_mb = (BATCH * 8 * 8 * channels * 4 / 1e6 for channels in (3, 4))
+    needed_mb = memory.by_rows_mb / MARGIN - 2 * inputs_mb
+    forward_mb = needed_mb[0]
+    assert forward_mb == pytest.approx(3 * output_mb, rel=0.05), "the sum of two branches"
+    np.testing.assert_allclose(needed_mb, np.maximum(kept_mb + output_mb, forward_mb), rtol=0.05)
+    assert (needed_mb > 1.2 * forward_mb).any()
+    assert (np.diff(memory.fixed_mb) > 0).all()
+    assert (
+        np.diff(memory.sums_mb) > [4e-6 * prod(model.trainable_variables[k].shape) for k in attribution.positions[1:]]
+    ).all()
 
 
 @pytest.fixture(scope="module")
-def steps():
-    """Of a chain of convolutions, by batch size and by how many of its 7 layers train, the last ones."""
+def chain():
+    """Of 6 convolutions and a head: the model, and steps by the batch size and how many of the 7 layers train."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((48, 48, 3))
     x = inputs
@@ -85,23 +76,35 @@ def steps():
         assert (mask | head_mask(model) == mask).all()
         return TrainStep(ImageClassification(model), optimizer, batch_size, mask)
 
-    return step
+    return model, step
 
 
-def test_a_step_keeps_what_its_selection_reads(steps):
+def test_a_step_keeps_what_its_selection_reads(chain):
     """Each layer's output takes 48·48·16·4 bytes an image."""
-    output_mb = 32 * 48 * 48 * 16 * 4 / 1e6
-    found = [step_memory(step.graph, step.variables) for step in (steps(32, layers) for layers in (1, 3, 5, 7))]
-    head, three, five, full = (each.tensors_mb / output_mb for each in found)
-    assert head == pytest.approx(2, abs=0.3), "the input and the output of one layer"
-    assert three == pytest.approx(4, abs=1) and five - three == pytest.approx(2, abs=0.5)
-    assert full - five == pytest.approx(1, abs=0.5), "the first layer reads images"
-    step = steps(32, 7)
-    assert forward_memory(step.graph, step.loss).tensors_mb == pytest.approx(found[0].tensors_mb, rel=0.05)
-    assert found[0].trained_mb < found[3].trained_mb and found[0].filters_mb == found[3].filters_mb
+    output_mb = MARGIN * 32 * 48 * 48 * 16 * 4 / 1e6
+    model, steps = chain
+    found = [float(step_memory(steps(32, layers)).by_rows_mb[0]) / output_mb for layers in (1, 3, 5, 7)]
+    images = 2 * 3 / 16
+    assert found == pytest.approx([images + count for count in (2, 4, 6, 7)], abs=0.1), "the last one is of a gradient"
+    memory, _ = by_depth(steps(32, 7), model)
+    assert memory.by_rows_mb[[1, 5, 9, 13]] / output_mb == pytest.approx(found, abs=0.1)
 
 
-def test_tensors_grow_with_the_batch(steps):
-    small, large = (step_memory(steps(size, 7).graph, []) for size in (16, 64))
-    assert large.tensors_mb == pytest.approx(4 * small.tensors_mb, rel=0.1)
-    assert large.operations == small.operations
+def test_another_batch_takes_memory_in_proportion(chain):
+    _, steps = chain
+    small, large = (step_memory(steps(size, 7)) for size in (16, 64))
+    assert small.needed_mb(64) == pytest.approx(large.needed_mb(64), rel=0.02)
+    assert large.needed_mb(16) == pytest.approx(small.needed_mb(16), rel=0.02)
+
+
+def test_a_depth_is_above_all_selections_of_that_depth():
+    model = models.build_model("mobilenetv2", 64, 10, alpha=0.35)
+    task, optimizer = ImageClassification(model), idle_optimizer(model, "sgd")
+    memory, attribution = by_depth(TrainStep(task, optimizer, 8), model)
+    masks = calibration_masks(attribution.positions, attribution.kernels, head_mask(model), [HEAD, *CALIBRATION])
+    for mask in [*masks[:-1:4], masks[-1]]:
+        traced = step_memory(TrainStep(task, optimizer, 8, mask)).needed_mb(8)[0]
+        bound = memory.needed_mb(8)[depth_of(mask[attribution.positions]) - 1]
+        assert traced <= 1.02 * bound
+        is_upper_part = mask.sum() >= depth_of(mask[attribution.positions])
+        assert not is_upper_part or traced >= 0.85 * bound

@@ -8,6 +8,7 @@ import models
 from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.engine import memory as budget
 from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import MODEL_NAMES
@@ -41,8 +42,8 @@ def steps(monkeypatch):
     [
         (649, None, {}, "--batch_size 32"),
         (649, None, {"trains_less": "--train_type less"}, "--batch_size 32, or --train_type less"),
-        (649, None, {"can_split": True}, "--batch_size 32, or --micro_batch 32"),
-        (189, None, {"can_split": True}, "--batch_size 16, or --micro_batch 8"),
+        (649, None, {"can_split": True}, "--micro_batch 32, or --batch_size 32"),
+        (189, None, {"can_split": True}, "--micro_batch 8, or --batch_size 16"),
         (189, 16, {"can_split": True}, "--micro_batch 8, or --batch_size 16"),
         (19, None, {"trains_less": "--train_type less"}, None),
     ],
@@ -76,17 +77,20 @@ def test_where_the_memory_is_not_known_nothing_is_refused(steps, monkeypatch):
         MemoryBudget(1e3)
 
 
-def test_a_step_is_traced_once(steps, monkeypatch):
+def test_one_step_is_traced_for_all_sizes_and_selections(steps, monkeypatch):
     traced = []
 
-    def training_mb(step):
-        traced.append(step)
-        return [len(traced)]
+    class Recorded(TrainStep):
+        def __init__(self, *args, **more):
+            traced.append(args[2])
+            super().__init__(*args, **more)
 
-    monkeypatch.setattr(memory_check, "training_mb", training_mb)
-    everything, sizes = all_mask(steps.model), [(64, None), (64, 32), (64, None), (64, 64), (64, 32), (32, None)]
-    assert [steps.needed_mb(everything, *size) for size in sizes] == [1, 2, 1, 1, 2, 3]
-    assert steps.needed_mb(head_mask(steps.model), 64) == 4
+    monkeypatch.setattr(memory_check, "TrainStep", Recorded)
+    everything, head = all_mask(steps.model), head_mask(steps.model)
+    whole_mb, parts_mb, small_mb = (steps.needed_mb(everything, *size) for size in ((64, None), (64, 32), (32, None)))
+    assert traced == [64]
+    assert small_mb < parts_mb < whole_mb and steps.needed_mb(head, 64) < whole_mb
+    assert whole_mb - small_mb == pytest.approx(2 * (small_mb - steps.needed_mb(everything, 16))), "in proportion"
 
 
 @pytest.mark.parametrize("name", with_vit(MODEL_NAMES))

@@ -11,13 +11,13 @@ from conftest import BATCH, CLASSES, SIZE, make_table
 from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
+from elastic_trainer.engine.step_memory import StepMemory
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import alone_in
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.memory_costs import NO_CHAIN, Kept, MemoryCosts
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import (
     TABLE_SETTINGS,
@@ -35,8 +35,8 @@ GRAPH = "a1b2"
 def saved(tmp_path, small_model):
     table = make_table(small_model, t_fw_ms=0.5)
     count = len(table.names)
-    costs = MemoryCosts(30.0, 10.0, 1.0, np.arange(count) / 2, np.ones(count), [Kept((0, 1), NO_CHAIN, 100.0)])
-    table = replace(table, memory=costs)
+    memory = StepMemory(BATCH, np.arange(count) / 2, np.arange(count) + 0.1, np.ones(count))
+    table = replace(table, memory=memory)
     table.settings.update(table_settings(SETTINGS))
     table.details.update(environment=environment(), graph_digest=GRAPH)
     save_table(table, table_folder(replace(SETTINGS, logdir=tmp_path)))
@@ -62,7 +62,8 @@ def test_saved_table_loads_unchanged(saved):
     mask = np.random.default_rng(0).random(len(names)) < 0.5
     for misses in (1.0, 0.3, 0.0):
         assert loaded.predict(mask, misses) == pytest.approx(table.predict(mask, misses))
-    assert loaded.predict_mb(mask, 2.0) == table.predict_mb(mask, 2.0)
+    for found, expected in zip(loaded.memory, table.memory, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
