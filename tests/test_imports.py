@@ -42,6 +42,21 @@ def test_the_package_shows_its_names_without_tensorflow():
     assert modules_after(code) & {*OURS, "tensorflow", "keras"} == {"elastic_trainer"}
 
 
+COUNT_FILES = """
+import sys
+from pathlib import Path
+import elastic_trainer.keras_callback
+ours = [Path(each.__file__) for name, each in sys.modules.items() if name.startswith(("elastic_trainer", "selection_s"))]
+print(sum(path.stat().st_size > 0 for path in ours))
+"""
+
+
+def test_the_callback_loads_few_files():
+    command = [sys.executable, "-c", COUNT_FILES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 20 < int(done.stdout.splitlines()[-1]) <= 40
+
+
 @pytest.mark.parametrize("script", ["demo", "run_figure"])
 def test_scripts_load_tensorflow_only_when_they_can_hide_its_lines(script):
     code = f"import sys; sys.path.insert(0, 'scripts/figures'); import {script}"

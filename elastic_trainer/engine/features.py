@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
-from elastic_trainer.engine.prefix import SplitStep, find_cut, random_operation
 from elastic_trainer.engine.step import TrainStep
+
+if TYPE_CHECKING:
+    from elastic_trainer.engine.prefix import SplitStep
 
 Kinds = Sequence[tuple[tuple[int, ...], np.dtype]]  # shape and type of the features of one example, for each cut tensor
 
@@ -83,6 +86,8 @@ class FeatureCache:
 
         The reason why they are not possible is reported once, also where they are not wanted.
         """
+        from elastic_trainer.engine.prefix import SplitStep, find_cut, random_operation
+
         self.drop()
         if self._data is None or self._is_disabled:
             return

@@ -12,11 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.engine.evaluation import Evaluation
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.optimizers import unscaled
-from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.step import TrainStep, as_numbers
 from elastic_trainer.engine.step_memory import StepMemory, step_memory
 from elastic_trainer.engine.task import CompiledTask, Task
@@ -25,6 +23,7 @@ from elastic_trainer.system.machine import release_memory
 
 if TYPE_CHECKING:
     from elastic_trainer.engine.closed_form_head import ClosedFormStep
+    from elastic_trainer.engine.prefix import SplitStep
 
     AnyStep = TrainStep | ClosedFormStep | SplitStep
 
@@ -98,6 +97,8 @@ class TrainState:
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Train another network from now on; its first step needs `adopt`."""
+        from elastic_trainer.engine.evaluation import Evaluation
+
         gc.unfreeze()  # of `system.machine.frozen_gc`: the network of before is collected
         self.task, self.optimizer = self.task.with_model(model), optimizer
         self.evaluation = Evaluation(self.task)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_trainer.system.errors import UserError, did_you_mean, not_one_of
-from elastic_trainer.system.files import existing_parent
 from elastic_trainer.system.machine import available_memory_mb
 
 
@@ -261,6 +260,8 @@ def file_to_write(text: str) -> Path:
 
 def folder(text: str) -> Path:
     """A type: the path of a folder that exists or can be made."""
+    from elastic_trainer.system.files import existing_parent
+
     path = Path(text)
     if not existing_parent(path).is_dir():
         raise argparse.ArgumentTypeError(f"{existing_parent(path)} is a file; give a folder")

@@ -13,9 +13,8 @@ import numpy as np
 
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import attribute
-from elastic_trainer.timing.building import added_up
 from elastic_trainer.timing.flops import count_bytes, count_flops
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table import TimingTable, added_up
 
 if TYPE_CHECKING:
     import keras

@@ -17,10 +17,9 @@ from tqdm import tqdm
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import OperationTimes, attribute
-from elastic_trainer.timing.building import added_up, timing_table
 from elastic_trainer.timing.fit import depth_of, fit_wall_time, forward_sums, selection_sums
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table import TimingTable, added_up, timing_table
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
 
 if TYPE_CHECKING:

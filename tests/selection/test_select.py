@@ -8,8 +8,14 @@ import pytest
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.problem import FILLER
-from elastic_trainer.selection.select import OVERRUN, SHORTFALL, keep_if_close, select_tensors, select_upper_part
+from elastic_trainer.selection.select import (
+    FILLER,
+    OVERRUN,
+    SHORTFALL,
+    keep_if_close,
+    select_tensors,
+    select_upper_part,
+)
 from elastic_trainer.timing.fit import Fit
 
 MISSES = [1.0, 0.0, 0.3, 2.0]
