@@ -46,8 +46,8 @@ COUNT_FILES = """
 import sys
 from pathlib import Path
 import elastic_trainer.keras_callback
-ours = [Path(each.__file__) for name, each in sys.modules.items() if name.startswith(("elastic_trainer", "selection_s"))]
-print(sum(path.stat().st_size > 0 for path in ours))
+names = [name for name in sys.modules if name.startswith(("elastic_trainer", "selection_solver"))]
+print(sum(Path(sys.modules[name].__file__).stat().st_size > 0 for name in names))
 """
 
 
