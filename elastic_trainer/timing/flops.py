@@ -1,6 +1,7 @@
 """FLOPs of each operation of a traced graph, by its type and shapes.
 
-They say how much an operation computes, not how fast: shares of a step follow from them (`estimate`), and a run's FLOPs.
+They say how much an operation computes, not how fast. Shares of a step follow from them (`estimate`), and a run's
+FLOPs.
 """
 
 from __future__ import annotations
