@@ -219,11 +219,12 @@ def _imported(
     part.library.CopyFrom(complete.library)
     here = tf.compat.v1.get_default_graph()
     values = {inner.name: here.capture(outer) for outer, inner in captured}
-    imported = tf.graph_util.import_graph_def(
-        part, input_map={**feeds, **values}, return_elements=[tensor.name for tensor in results], name=""
-    )
+    read = {name if ":" in name else f"{name}:0" for node in part.node for name in node.input}
+    values |= {name: value for name, value in feeds.items() if name in read}  # TensorFlow refuses others
+    names = [tensor.name for tensor in results if tensor.name not in feeds]
+    imported = iter(tf.graph_util.import_graph_def(part, input_map=values, return_elements=names, name=""))
     for function in complete.library.function:  # traced loops and branches, since imported ones have no shapes
         traced = graph._get_function(function.signature.name)
         if traced is not None:
             here._add_function_recursive(traced, overwrite=True)
-    return imported
+    return [feeds[tensor.name] if tensor.name in feeds else next(imported) for tensor in results]
