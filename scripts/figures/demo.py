@@ -144,7 +144,7 @@ def draw(found: Mapping[str, Points], selections: Selections) -> None:
     epochs, masks = zip(*selections, strict=True)
     plotting.draw_map(beside, [*epochs, EPOCHS], np.array(masks))
     beside.set(xlabel="epoch", ylabel="tensor (0 is next to the input)", title="what the paper's method trains")
-    beside.set_xticks([*epochs, EPOCHS])
+    beside.set_xticks(range(0, EPOCHS + 1, 3))  # the interval
     for name, points in found.items():
         look, is_curve = plotting.look_of(name), len(points) > 1
         line = points if is_curve else [*points, (found[FULL][-1][0], points[0][1])]
