@@ -109,6 +109,11 @@ class Alternating(Listener):
         own_ms = np.nan if result.step_ms is None else result.step_ms
         self.times.append((own_ms, result.caching_ms, self.full_ms, is_quiet))
 
+    def by_selection(self) -> list[np.ndarray]:
+        """`times` of each selection, [steps, 4]."""
+        starts = [selection.step for selection in self.trainer.history.selections[1:]]
+        return np.split(np.array(self.times), starts)
+
 
 def run(
     model: keras.Model,
@@ -131,7 +136,7 @@ def run(
         listener.end_busy()
     assert results is not None, "it ran to its end"
     selections, parts = trainer.history.selections, []
-    for times in np.split(np.array(listener.times), [one.step for one in selections[1:]]):
+    for times in listener.by_selection():
         timed = times[~np.isnan(times[:, 0])]
         parts.append(timed[:, (0, 2, 3)] + [times[:, 1].mean(), 0, 0])
     pairs, is_quiet = np.concatenate(parts).T[:2], np.concatenate(parts)[:, 2]
@@ -156,16 +161,21 @@ def profiled_table(model: keras.Model, network: Settings, seconds: float = MEASU
         return profiler.profile(model, network, Path(folder), seconds)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The timing table, and of each feasible rho its runs, one a round."""
-    network = args.network
-    model, data = models.build(network), few_digits(network, args.steps // EPOCHS)
-    table = None if args.estimated else profiled_table(model, network)
+def prepared(network: Settings, steps: int) -> tuple[keras.Model, ImageData, Callable[[], object]]:
+    """The network, digits for `steps` steps between two selections, and a step of full training of another network."""
+    model, data = models.build(network), few_digits(network, steps // EPOCHS)
     batch = next(iter(data.train(0)))
-    full = partial(full_training_step(network), batch.inputs, batch.targets)
     if network.weights == "none" and not is_custom_model(network.model_name):
         batches = data.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([batch.inputs for batch in batches]))
+    return model, data, partial(full_training_step(network), batch.inputs, batch.targets)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The timing table, and of each feasible rho its runs, one a round."""
+    network = args.network
+    model, data, full = prepared(network, args.steps)
+    table = None if args.estimated else profiled_table(model, network)
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     settings = Settings(
         optimizer=network.optimizer,

@@ -14,23 +14,19 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common  # first: it sets the import path
 import keras
 import numpy as np
-from benchmark_rho import Alternating, full_training_step, profiled_table, standardize
-from common import Setting, few_digits
+from benchmark_rho import EPOCHS, Alternating, prepared, profiled_table
+from common import Setting
 from keras import layers
 
-import models
 from elastic_trainer import Trainer
 from elastic_trainer.settings import Settings
-from elastic_trainer.settings.network_names import is_custom_model
 
-EPOCHS = 3
 NETWORKS: dict[str, tuple[int, int]] = {  # input size and batch size
     "mobilenetv2": (160, 16),
     "resnet50": (160, 4),
@@ -85,21 +81,14 @@ def _measure(name: str, steps: int, seconds: float) -> dict[str, Any]:
         dataset_name="digits",
         preset="demo",
     )
-    model, data = models.build(network), few_digits(network, steps // EPOCHS)
-    batch = next(iter(data.train(0)))
-    full = partial(full_training_step(network), batch.inputs, batch.targets)
-    if not is_custom_model(network.model_name):
-        batches = data.importance_batches(0, 32 // batch_size)
-        standardize(model, np.concatenate([batch.inputs for batch in batches]))
+    model, data, full = prepared(network, steps)
     table = profiled_table(model, network, seconds)
     settings = replace(network, num_epochs=EPOCHS, interval=EPOCHS, rho=0.5, learning_rate=1e-4, feature_cache="off")
     listener = Alternating(full, 0)
     trainer = Trainer(model, data, "elastic_training", settings, [listener])
     trainer.run()
-    rows, selections = [], trainer.history.selections
-    for one, times in zip(
-        selections, np.split(np.array(listener.times), [one.step for one in selections[1:]]), strict=True
-    ):
+    rows = []
+    for one, times in zip(trainer.history.selections, listener.by_selection(), strict=True):
         own_ms, _, full_ms, _ = np.median(times[~np.isnan(times[:, 0])], axis=0)
         by_table = table.predict_ms(one.mask) / table.full_step_ms
         rows.append({
