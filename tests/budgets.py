@@ -16,7 +16,7 @@ def simulate(budget, head, device, epochs=12, steps=100):
     step_ms: list[float] = []
     for epoch in range(epochs):
         slowdowns = [device(max(epoch - 1, 0), table.gradient_pass_ms) / table.gradient_pass_ms] * 5
-        progress = Progress(epoch, epochs, epoch * steps, epochs * steps, step_ms, slowdowns)
+        progress = Progress(epoch * steps, epochs * steps, step_ms, slowdowns)
         allowances.append(copy(budget.allow(progress)))
         selection = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_rho)
         budget.adopt(selection)

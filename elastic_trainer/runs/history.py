@@ -248,15 +248,12 @@ class History:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         latest = self.selection if self.selections else Selection(np.zeros(0, bool))
         return Progress(
-            epoch=len(self.epochs),
-            epochs=schedule.epochs,
             step=self.step,
             total_steps=schedule.total_steps,
             steps_per_epoch=schedule.steps_per_epoch,
             step_ms=latest.step_ms,
             slowdowns=latest.slowdowns,
             selection_seconds=self.selection_seconds,
-            slowdown=latest.slowdown,
             features_possible=features_possible,
             mask=latest.mask if self.selections else None,
             feature_steps=self._feature_steps() if features_possible else 0,

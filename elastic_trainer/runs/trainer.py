@@ -95,8 +95,9 @@ class Trainer(Engine):
                         for batch in self.data.train(epoch, history.step - start, count):
                             if history.results and self._is_out_of_time():
                                 break
-                            if self.deadline is not None:
-                                pass_time(self.training.optimizer, self.deadline.share)
+                            deadline = self.deadline
+                            if deadline is not None:
+                                pass_time(self.training.optimizer, deadline.share)
                             self.step(batch)
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
@@ -168,8 +169,9 @@ class Trainer(Engine):
 
     def _is_out_of_time(self, later: float = 0.0) -> bool:
         """Whether the deadline leaves no time for another step `later` seconds from now; stays true."""
-        if self.deadline is not None:
-            self.history.out_of_time |= self.deadline.is_over(later)
+        deadline = self.deadline
+        if deadline is not None:
+            self.history.out_of_time |= deadline.is_over(later)
         return self.history.out_of_time
 
     def _end_epoch(self) -> None:

@@ -54,14 +54,11 @@ MIN_CACHE_SAVING = 0.1  # of what the prefix takes; less is within the error of 
 class Progress(NamedTuple):
     """The state of a run when a selection may be due."""
 
-    epoch: int = 0  # the current one, counted from 0
-    epochs: int = 1
     step: int = 0  # steps done
     total_steps: int = 1
     step_ms: Sequence[float] = ()  # measured steps since the last selection
     slowdowns: Sequence[float] = ()  # of gradient passes since then, evenly spread; before the first, of some just now
     selection_seconds: float | None = None  # mean time of a selection; None before the first
-    slowdown: float | None = None  # when the last selection was made; None before the first
     features_possible: bool = False  # whether features of the frozen prefix can be cached now
     mask: np.ndarray | None = None  # of the current selection; None before the first
     feature_steps: int = 0  # latest steps that used the features of one selection; 0 if the last step used none
@@ -162,8 +159,9 @@ class RhoBudget:
 
     def resume(self, record: dict[str, Any]) -> None:
         """Continue from what `to_record` returned."""
-        for mask, step_ms in record["_known"]:
-            self._sharpen(mask, step_ms)
+        if self.table.is_estimate:  # else profiler.py has measured one since
+            for mask, step_ms in record["_known"]:
+                self._sharpen(mask, step_ms)
         for name in self.kept:
             setattr(self, name, record[name])
 

@@ -215,3 +215,18 @@ def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
             budget.resume(record)
         allowed.append(budget.allow(Progress()).rho)
     assert allowed[0] == allowed[1] != 0.5
+
+
+def test_an_estimate_resumes_what_it_has_learned_and_a_measured_table_does_not_take_it_over(case):
+    """The times of an estimate are nominal: profiler.py may have measured the table that a resumed run finds."""
+    table, head = case
+    estimate = replace(table, details={"is_estimate": True})
+    budget = RhoBudget(estimate, head, 0.6)
+    plan = select_tensors(table, np.ones(len(head)), head, 0.6)
+    budget.adopt(plan)
+    budget.allow(Progress(step_ms=[1.3 * plan.step_ms] * 20, slowdowns=[1.0] * 5, mask=plan.mask))
+    assert budget.table.predict_ms(plan.mask) == pytest.approx(1.3 * plan.step_ms, rel=0.05)
+    resumed, measured = RhoBudget(estimate, head, 0.6), RhoBudget(table, head, 0.6)
+    for other in (resumed, measured):
+        other.resume(budget.to_record())
+    assert resumed.table.digest() == budget.table.digest() and measured.table is table
