@@ -214,7 +214,7 @@ class AlternatingScheme(Scheme):
     def select(self, progress, state):
         mask = self._rng.random(self._count) < 0.5
         mask[-1] = True
-        return Selection(mask, epoch=progress.epoch)
+        return Selection(mask)
 
 
 def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
