@@ -82,9 +82,8 @@ class Settings:
 
     model_name: str = flag("resnet50", NETWORK, known_network, "NAME", (
         "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0` (its weights are [a "
-        "package](your_data_and_networks.md#your-own-photos)), any other name of `keras.applications` such as "
-        "`efficientnetb0` or `convnexttiny`, or [your own network](your_data_and_networks.md#your-own-network): "
-        "`FILE.keras`, or `FILE.py:FUNCTION`, called with (height, width, 3) and the number of classes"),
+        "package](your_data_and_networks.md#your-own-photos)), any other name of `keras.applications`, or [your own "
+        "network](your_data_and_networks.md#your-own-network): `FILE.keras` or `FILE.py:FUNCTION`"),
         evaluate="run")
     input_size: int = flag(224, NETWORK, whole_number(1, 4096), "PIXELS", "height and width of the input in pixels",
         evaluate="run")
@@ -94,7 +93,7 @@ class Settings:
         "images per step. The preset `photos` takes 32, fewer where there are few images or little memory"),
         evaluate="run")
     weights: str = flag("imagenet", NETWORK, known_weights, "imagenet|none|PATH", (
-        "initial weights, see [Weights](#weights). The glyph weights are the default for MobileNetV2 of width 0.35 "
+        "initial weights, see [Weights](your_data_and_networks.md#weights). The glyph weights are the default for MobileNetV2 of width 0.35 "
         "on `digits`; `profiler.py` takes `none`, since times do not depend on them"), "`imagenet` or glyph weights")
     alpha: float = flag(1.0, NETWORK, number(0.01, 4), "WIDTH", "width of a MobileNet")
     optimizer: str = flag("sgd", NETWORK, one_of(OPTIMIZERS), "NAME", (
@@ -106,7 +105,7 @@ class Settings:
     data_dir: Path | None = flag(None, NETWORK, Path, "DIR", (
         "the folder of an [`image_folder`](your_data_and_networks.md#your-own-photos), or the folder in which "
         "tensorflow-datasets keeps its files"), is_free=True, evaluate="run")
-    preset: str = flag("paper", NETWORK, str, "NAME", "[all defaults](#presets): {names}",
+    preset: str = flag("paper", NETWORK, str, "NAME", "[all defaults](presets.md): {names}",
         "`photos` for `image_folder`, `demo` for `digits`, else `paper`")
     logdir: Path = flag(Path("logs"), NETWORK, folder, "DIR", "folder of the runs and the timing tables",
         is_free=True, evaluate="given")
@@ -141,8 +140,8 @@ class Settings:
         "if they take more"), "no limit", is_free=True)
     micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time. By default a step takes the batch at once; with the preset `photos`, in parts where memory is "
-        "little; with `--export train_tflite`, in parts of 8"), "the batch at once", is_free=True)
+        "and takes time. The preset `photos` does so where memory is little; `--export train_tflite` takes parts of 8"),
+        "the batch at once", is_free=True)
     plan: bool = switch(BUDGET, (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
         "memory, at `--rho` and at others; for elastic schemes"), is_free=True)
@@ -150,7 +149,7 @@ class Settings:
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", (
         "for an `image_folder` of class folders alone: about this share of the images is for testing"), evaluate="run")
     augment: str = flag("flip", DATA, one_of(AUGMENTATIONS), "KIND", (
-        "[how training images vary](#augmentation): `none`, `flip` or `flip_rotate`"))
+        "[how training images vary](your_data_and_networks.md#how-images-vary): `none`, `flip` or `flip_rotate`"))
     feature_cache: str = flag("off", DATA, one_of(FEATURE_CACHES), "KIND", (
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
@@ -166,12 +165,12 @@ class Settings:
         "save `best.keras` and `last.keras` in the run's folder. With the preset `photos` this is the default, except "
         "for your own network"), is_free=True)
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
-        "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
+        "`tflite`: write the best model for TensorFlow Lite and [check it](evaluate_and_export.md#export-to-tensorflow-lite); also "
         "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
         "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", (
-        "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
+        "do not train; [test](evaluate_and_export.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
         "and report each class"), is_free=True, evaluate="given")
 
     gradient_clipping: float = 0.0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/flags.md up to date with settings.py and selection/named.py.
+"""Bring the tables of docs/flags.md and docs/presets.md up to date with settings.py and selection/named.py.
 
 python scripts/tools/flags_page.py
 """
@@ -20,7 +20,7 @@ from elastic_trainer.settings.flags import OneLineParser, help_text, value_text
 from elastic_trainer.system.files import write_text
 
 ALL_FLAGS = {**MAIN_FLAGS, **PROFILER_FLAGS}
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
+PAGES = [Path(__file__).resolve().parents[2] / "docs" / name for name in ("flags.md", "presets.md")]
 
 
 def flags_table(section: str) -> str:
@@ -58,7 +58,8 @@ def updated(page: str) -> str:
 
 def main() -> None:
     OneLineParser(prog="flags_page.py", description=__doc__).parse_args()
-    write_text(PAGE, updated(PAGE.read_text(encoding="utf-8")))
+    for page in PAGES:
+        write_text(page, updated(page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ PROGRAMS = programs()
 IN_FIT = [name for name, code in PROGRAMS.items() if "ElasticTraining" in code]
 
 
-def test_the_page_has_three_programs_with_fit_and_one_with_the_loop() -> None:
-    assert len(IN_FIT) == 3 and len(PROGRAMS) == 4
+def test_the_page_has_two_programs_with_fit_and_one_with_the_loop() -> None:
+    assert len(IN_FIT) == 2 and len(PROGRAMS) == 3
     assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
 
 
