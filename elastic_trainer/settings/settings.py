@@ -93,7 +93,8 @@ class Settings:
         "images per step. The preset `photos` takes 32, fewer where there are few images or little memory"),
         evaluate="run")
     weights: str = flag("imagenet", NETWORK, known_weights, "imagenet|none|PATH", (
-        "initial weights, see [Weights](your_data_and_networks.md#weights). The glyph weights are the default for MobileNetV2 of width 0.35 "
+        "initial weights, see [Weights](your_data_and_networks.md#weights). The glyph weights are the default for "
+        "MobileNetV2 of width 0.35 "
         "on `digits`; `profiler.py` takes `none`, since times do not depend on them"), "`imagenet` or glyph weights")
     alpha: float = flag(1.0, NETWORK, number(0.01, 4), "WIDTH", "width of a MobileNet")
     optimizer: str = flag("sgd", NETWORK, one_of(OPTIMIZERS), "NAME", (
@@ -165,13 +166,13 @@ class Settings:
         "save `best.keras` and `last.keras` in the run's folder. With the preset `photos` this is the default, except "
         "for your own network"), is_free=True)
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
-        "`tflite`: write the best model for TensorFlow Lite and [check it](evaluate_and_export.md#export-to-tensorflow-lite); also "
-        "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
+        "`tflite`: write the best model for TensorFlow Lite and [check it](evaluate_and_export.md#export-to-tensorflow-lite); "
+        "also saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
         "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", (
-        "do not train; [test](evaluate_and_export.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
-        "and report each class"), is_free=True, evaluate="given")
+        "do not train; [test](evaluate_and_export.md#evaluate-a-model) the best model in this run's folder, or this "
+        "`.keras` file, and report each class"), is_free=True, evaluate="given")
 
     gradient_clipping: float = 0.0
     warmup: float = 0.0

@@ -6,11 +6,9 @@ Values are from the paper (doi 10.1145/3581791.3596852).
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import plotting  # first: it sets the import path
@@ -18,11 +16,10 @@ from resolutions import PREFIX, RESOLUTIONS
 
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import PRESETS
-from elastic_trainer.system.files import reading
 
 PAPER = PRESETS["paper"]
 CUB, PET, DOGS = "caltech_birds2011", "oxford_iiit_pet", "stanford_dogs"
-IMAGES = {CUB: (5994, 5794), PET: (3680, 3669), DOGS: (12000, 8580), "digits": (898, 899)}  # for training and test
+IMAGES = {CUB: 5994, PET: 3680, DOGS: 12000, "digits": 898}  # for training
 NETWORKS = ("resnet50", "vgg16", "mobilenetv2", "vit")
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)
 LAYERS = (1, 5, 10, 20, 40, 70, 110)  # ResNet50 has 107 with weights
@@ -248,30 +245,3 @@ REFERENCE: dict[str, Mapping[Any, Any]] = {
     "22": _by_scheme(CUB, "resnet50", 0.5, (7.4,), (7.3,), (6.9,), (7.2,), (7.6,)),
     "23": _by_scheme(CUB, "resnet50", 0.5, (3.15e4,), (9.72e4,), (2.52e4,), (6.02e4,), (9.32e4,)),
 }
-
-# The authors' own runs of ResNet50 on Pet on a Raspberry Pi 4B (the TensorBoard files of their public repository, MIT
-# licence): median seconds a step, final test accuracy in %, hours with validations, of which each takes 1,930 s.
-RECORDED_STEPS = {
-    "full_training": (7.337, 88.3, 28.8),
-    "bn_plus_bias_training": (4.982, 87.8, 21.6),
-    "elastic_training": (3.792, 89.6, 18.2),
-    "traditional_tl_training": (2.107, 87.0, 12.8),
-}
-_RECORDED_NAMES = ("full", "bn_plus_bias", "elastic", "traditional_tl")
-
-
-def recorded_curves(path: Path) -> dict[plotting.PaperKey, plotting.Curves]:
-    """The curves of these runs, from a CSV file: scheme, quantity (such as test/accuracy), step, wall_seconds, value.
-
-    Raises `UserError` if it is not such a file.
-    """
-    schemes = dict(zip(_RECORDED_NAMES, RECORDED_STEPS, strict=True))
-    found: dict[str, plotting.Curves] = {scheme: {} for scheme in schemes.values()}
-    with reading(path), path.open(newline="") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
-            if row.get("scheme") not in schemes or None in row.values() or "wall_seconds" not in row:
-                names = f"scheme ({', '.join(schemes)}), quantity, step, wall_seconds, value"
-                raise ValueError(f"line {number} must have {names}")
-            curve = found[schemes[row["scheme"]]].setdefault(row["quantity"], [])
-            curve.append((float(row["wall_seconds"]), float(row["value"])))
-    return {(PET, "resnet50", of, 0.5 if of == "elastic_training" else None): found[of] for of in found}

@@ -84,8 +84,7 @@ def check_alike(groups: Sequence[Group]) -> None:
 def curves(groups: Sequence[Group], sheet: Sheet) -> None:
     """Accuracy over loss, a column for each data set. Time is training and testing, as in the paper.
 
-    Open markers show `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours. Faint
-    lines show `recorded`.
+    Open markers show `reference`: (data set, network, scheme, ρ) -> the paper's final accuracy in % and hours.
     """
     print(table(groups))
     datasets = [*dict.fromkeys(group.place[1] for group in groups)]
@@ -103,11 +102,6 @@ def curves(groups: Sequence[Group], sheet: Sheet) -> None:
             label = "the paper's end" if group.look.label == "ElasticTrainer" else None
             look = {"marker": group.look.marker, "ls": "", "ms": 7, "mfc": "none", "mec": group.colour, "alpha": 0.5}
             above.plot(hours * 3600 / size, percent, label=label, **look)
-        for axes, name, factor in ((above, "test/accuracy", 100), (below, "test/loss", 1)):
-            points = np.array(sheet.recorded.get(group.paper_key or "", {}).get(name, []), float).reshape(-1, 2)
-            label = "recorded by the authors" if len(points) and group.look.label == "ElasticTrainer" else None
-            look = {"color": group.colour, "ls": group.look.dashes, "alpha": 0.4, "label": label}
-            axes.plot(points[:, 0] / size, factor * points[:, 1], **look)
         for run in group.runs:
             about = {"dataset": group.place[1], "scheme": group.label, "seed": run.config["seed"]}
             for row, when in zip(run.epochs, seconds(run).tolist(), strict=True):

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PaperKey = tuple[str, str, str, float | None]  # data set, network, scheme, ρ: how values of the paper are looked up
 Rows = list[dict[str, Any]]  # of a figure's CSV file
-Curves = dict[str, list[tuple[float, float]]]  # quantity -> (seconds, value)
 COLUMN, PAGE = 3.4, 7.0  # widths in inches
 BLUE, RED = "#0072b2", "#d55e00"
 STYLE: dict[str, Any] = {
@@ -242,13 +241,11 @@ class Sheet(NamedTuple):
         stem: of its files.
         scale: of its runs, one of `run_figure.SCALES`; the title starts with it unless it is "full".
         reference: values of the paper to mark, by the key of what they are compared with.
-        recorded: the authors' own curves, by the key of the runs that they are compared with, see `recorded_curves`.
     """
 
     stem: Path
     scale: str = "full"
     reference: Mapping[Any, Any] = {}
-    recorded: Mapping[Any, Curves] = {}
 
     def figure(self, width: float, height: float, title: str) -> Figure:
         """As `new_figure`."""

@@ -14,23 +14,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plotting import ROOT, without_effect
 from resolutions import PREFIX, SCRIPT
 
-from elastic_trainer.cli.commands import parse_training, profiler_command, profiler_flags
+from elastic_trainer.cli.commands import parse_training, profiler_flags
 from elastic_trainer.runs.reader import is_finished, is_run, read_settings
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import as_words
 from elastic_trainer.system.errors import Stopped, UserError
-from elastic_trainer.system.machine import load_tensorflow
-
-if TYPE_CHECKING:
-    import keras
-
-    from elastic_trainer.timing.table import TimingTable
 
 
 @dataclass(frozen=True)
@@ -107,30 +101,6 @@ def make_run(
     settings = replace(settings, num_classes=classes(settings))
     script = SCRIPT if settings.train_type.startswith(PREFIX) else "main.py"
     return Run(settings, [script, *words, "--resume"], **others)
-
-
-def network_and_table(settings: Settings) -> tuple[keras.Model, TimingTable]:
-    """The network of a run, with random weights, and its timing table, whichever machine the table is from.
-
-    Raises:
-        UserError: there is no such table, or it is of another network.
-    """
-    load_tensorflow()
-    import keras
-
-    import models
-    from elastic_trainer.engine.task import ImageClassification
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
-
-    keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
-    settings = replace(settings, weights="none")
-    model = models.build(settings)
-    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    graph = graph_digest(ImageClassification(model), settings.batch_size)
-    folder, wanted, remake = table_folder(settings), table_settings(settings), profiler_command(settings)
-    return model, load_table(folder, wanted, tensor_names(model), shapes, graph, remake, allow_stale=True)
 
 
 def carry_out(runs: Sequence[Run]) -> None:

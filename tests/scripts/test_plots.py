@@ -34,28 +34,6 @@ def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
     assert float(last["seconds"]) == pytest.approx(1.4 * 40 + 8) and float(last["test_accuracy"]) == pytest.approx(0.56)
 
 
-def test_the_authors_own_curves_are_drawn_beside_those_of_the_same_setting(tmp_path, monkeypatch):
-    path, drawn = tmp_path / "recorded.csv", {}
-    header = "scheme,quantity,step,wall_seconds,value\n"
-    path.write_text(f"{header}elastic,test/accuracy,920,7200,0.5\nelastic,test/accuracy,1840,14400,0.75\n")
-    monkeypatch.setattr(plotting, "save_figure", lambda figure, stem: drawn.update({stem.name: figure}))
-    paper = {"input_size": 224, "batch_size": 4, "num_epochs": 12, "model_name": "resnet50", "alpha": 1}
-    for name, dataset in (("pet", "oxford_iiit_pet"), ("cub", "caltech_birds2011")):
-        run = made_up_run(tmp_path / f"{name}_run", "elastic_training", 0.5, scale=360.0, dataset_name=dataset, **paper)
-        sheet = Sheet(tmp_path / name, recorded=paper_figures.recorded_curves(path))
-        plot.curves(plotting.group_runs([run]), sheet)
-    _ours, theirs = drawn["pet"].axes[0].lines
-    assert theirs.get_label() == "recorded by the authors"
-    np.testing.assert_allclose(theirs.get_xydata(), [[2, 50], [4, 75]])
-    assert not any(len(line.get_xdata()) for line in drawn["cub"].axes[0].lines[1:])
-    path.write_text(f"{header}whole,test/accuracy,920,7200,0.5\n")
-    with pytest.raises(UserError, match=r"recorded\.csv: line 2 must have scheme \(full, bn_plus_bias, "):
-        paper_figures.recorded_curves(path)
-    path.write_text(f"{header}full,test/accuracy,920,soon,0.5\n")
-    with pytest.raises(UserError, match=r"recorded\.csv: could not convert string to float: 'soon'"):
-        paper_figures.recorded_curves(path)
-
-
 def test_bars_show_mean_and_spread_and_nan_for_unknown_energy(tmp_path):
     runs = [made_up_run(tmp_path / f"full{k}", seed=k, scale=1 + 0.2 * k) for k in range(3)]
     runs += [made_up_run(tmp_path / f"elastic{rho}", "elastic_training", rho, scale=rho) for rho in (0.4, 0.6)]

@@ -1,33 +1,26 @@
 """run_figure.py: which runs each figure asks for, and figures that are made from real runs."""
 
-import dataclasses
 import json
 import signal
 import subprocess
 import sys
 import time
 
-import keras
 import paper_figures
 import pytest
 import run_figure
 from command_line import OFTEN, ROOT, run_here, train_here
-from conftest import make_table
 from made_up_runs import rows_of
 from resolutions import SCRIPT
 from runner import carry_out
 from small_images import write_noise
 from small_tfds import prepare_small
 
-import models
 import profiler
 from elastic_trainer.cli.commands import parse_profiler
 from elastic_trainer.datasets.named import DATASETS
-from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
-from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
 
 SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")
 
@@ -108,28 +101,9 @@ def test_a_run_that_was_started_with_other_settings_is_refused_and_so_is_a_batch
 def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
     run_figure.dry_run(make_runs("17ac", "--logdir", tmp_path), paper_figures.FIGURES["17ac"].hours)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("to do  ")]) == 9 and "9 runs without a table" in lines[-2]
+    assert len([line for line in lines if line.startswith("to do  ")]) == 9
     assert lines[-1].endswith("15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B")
     assert not [*tmp_path.iterdir()]
-
-
-def test_estimated_hours_follow_the_timing_table(tmp_path):
-    runs = make_runs("17ac", "--scale", "quick", "--logdir", tmp_path, *SMALL, "--batch_size", 64)
-    images = run_figure.image_counts(runs[0].settings)
-    assert images == (898, 899) and {run_figure.estimated_hours(run) for run in runs} == {None}
-    settings = runs[0].settings
-    keras.utils.clear_session()
-    model = models.build(settings)
-    table = dataclasses.replace(make_table(model), settings=table_settings(settings))
-    table.details["environment"] = environment()
-    save_table(table, table_folder(settings))
-    steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
-    for run in runs:
-        mask = trainable_mask(run.settings.train_type, model, run.settings.trained_layers)
-        rho = run.settings.rho
-        step_ms = table.full_step_ms * rho if SCHEMES[run.settings.train_type].is_elastic else table.predict_ms(mask)
-        hours = (steps * step_ms + validation_ms) / 3.6e6
-        assert run_figure.estimated_hours(run) == pytest.approx(hours), run.folder.name
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------
