@@ -166,7 +166,8 @@ class Settings:
         "save `best.keras` and `last.keras` in the run's folder. With the preset `photos` this is the default, except "
         "for your own network"), is_free=True)
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
-        "`tflite`: write the best model for TensorFlow Lite and [check it](evaluate_and_export.md#export-to-tensorflow-lite); "
+        "`tflite`: write the best model for TensorFlow Lite and [check "
+        "it](evaluate_and_export.md#export-to-tensorflow-lite); "
         "also saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
         "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
