@@ -21,8 +21,7 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.engine.memory import MemoryBudget, Needed
-from elastic_trainer.engine.task import ImageClassification
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import check_images
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
@@ -31,11 +30,10 @@ from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.selection.plan import RunPlanner
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
 from elastic_trainer.timing.estimate import estimated_table
-from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import StaleTableError, load_table, other_tables, table_folder, table_settings
+from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder, table_settings
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -192,12 +190,10 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
     others = ", ".join(other_tables(part))
     table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
     if (folder / TABLE_RECORD).is_file():
-        shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-        graph = graph_digest(ImageClassification(model), part.batch_size)
-        try:
-            table = load_table(folder, table_settings(part), tensor_names(model), shapes, graph, remake)
-        except StaleTableError as error:
-            found = str(error)
+        table = load_table(part, model, remake)
+        why = other_setup(table.details)
+        if why is not None:
+            table, found = None, f"the timing table in {folder} was {why}"
     # A run that is resumed keeps the table that it started with, and deterministic runs agree only with one table.
     if table is not None and table.doubt is not None:
         print(table.warning("this run keeps it" if is_resumed or settings.deterministic else f"again: {remake}"))

@@ -201,7 +201,6 @@ def timing_table(
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
     from elastic_trainer.engine.step_memory import step_memory
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.graph_digest import graph_digest
 
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
     operation_ms = {
@@ -214,7 +213,6 @@ def timing_table(
     details |= {
         "operation_ms": operation_ms,
         "tensors_without_gradient": [names[k] for k in positions if full.gradients[k] is None],
-        "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
     }
     return TimingTable(
         names=[names[k] for k in positions],

@@ -119,18 +119,12 @@ def network_and_table(settings: Settings) -> tuple[keras.Model, TimingTable]:
     import keras
 
     import models
-    from elastic_trainer.engine.task import ImageClassification
-    from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.graph_digest import graph_digest
-    from elastic_trainer.timing.table_file import load_table, table_folder, table_settings
+    from elastic_trainer.timing.table_file import load_table
 
     keras.utils.clear_session()  # layers are numbered as in a new process, where the table was made
     settings = replace(settings, weights="none")
     model = models.build(settings)
-    shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-    graph = graph_digest(ImageClassification(model), settings.batch_size)
-    folder, wanted, remake = table_folder(settings), table_settings(settings), profiler_command(settings)
-    return model, load_table(folder, wanted, tensor_names(model), shapes, graph, remake, allow_stale=True)
+    return model, load_table(settings, model, profiler_command(settings))
 
 
 def carry_out(runs: Sequence[Run]) -> None:
