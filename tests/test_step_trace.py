@@ -23,7 +23,7 @@ import models
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.runs import trainer
 from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder
 
 BEFORE = 4  # steps: an epoch has 3, so all features are made, and no validation follows
 MAX_FRAMES, MAX_FILES, MAX_KINDS = 6, 12, 15
@@ -79,8 +79,8 @@ def traced_run(folder, monkeypatch):
     model = models.build(settings)
     table = make_table(model, t_fw_ms=2.0)
     keras.utils.clear_session()
-    table = dataclasses.replace(table, settings=table_settings(settings), details={"environment": environment()})
-    save_table(table, table_folder(settings))
+    table = dataclasses.replace(table, details={"environment": environment()})
+    save_table(table, settings, table_folder(settings))
     monkeypatch.setattr(sys, "argv", ["main.py", *words])
     monkeypatch.setattr(trainer, "TICK_SECONDS", 1e9)
     trace = StepTrace()

@@ -33,7 +33,7 @@ from elastic_trainer.timing.estimate import estimated_table
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder, table_settings
+from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -201,7 +201,7 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
         print(f"{found}: times follow from FLOPs, and from this run's steps; to measure them first: {remake}")
         training = idle_training(model, part)
         full_ms = full_step_ms(training) if settings.plan or is_for_board(settings) else None
-        table = estimated_table(training.task, training.optimizer, part.batch_size, table_settings(part), full_ms)
+        table = estimated_table(training.task, training.optimizer, part.batch_size, full_ms)
     table = table.in_parts(settings.batch_size // part.batch_size)
     if settings.rho is not None:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)

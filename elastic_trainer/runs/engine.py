@@ -199,7 +199,7 @@ def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table
             idle = idle_optimizer(task.model, settings.optimizer, settings.clips_gradients)
             optimizer = task.model.optimizer if isinstance(task, CompiledTask) else idle
             optimizer.build(task.model.trainable_variables)
-            table = estimated_table(task, optimizer, rows, {})
+            table = estimated_table(task, optimizer, rows)
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
         budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), head=task.head)
     scheme: Scheme = entry.make(SchemeContext(task, data, settings, budget))

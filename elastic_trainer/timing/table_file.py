@@ -65,7 +65,7 @@ def other_tables(network: Settings) -> list[str]:
     return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
 
 
-def save_table(table: TimingTable, folder: Path) -> None:
+def save_table(table: TimingTable, network: Settings, folder: Path) -> None:
     """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
     kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
     shapes = ["x".join(map(str, shape)) for shape in table.shapes]
@@ -78,7 +78,7 @@ def save_table(table: TimingTable, folder: Path) -> None:
     with alone_in(folder):
         (folder / TABLE_RECORD).unlink(missing_ok=True)
         write_csv(folder / "table.csv", _COLUMNS, zip(*columns, strict=True))
-        write_record(folder / TABLE_RECORD, {**table.settings, **known, **table.details})
+        write_record(folder / TABLE_RECORD, {**table_settings(network), **known, **table.details})
 
 
 def load_table(network: Settings, model: keras.Model, remake_command: str) -> TimingTable:
@@ -120,7 +120,6 @@ def load_table(network: Settings, model: keras.Model, remake_command: str) -> Ti
         **columns,
         **numbers,
         fit=fit,
-        settings=settings,
         memory=memory,
         details=record,
     )

@@ -28,7 +28,7 @@ from elastic_trainer.system.files import write_json
 from elastic_trainer.timing.measuring import idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import profile_task
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder
 from main import train_run
 from models import build
 
@@ -58,7 +58,7 @@ def words(tmp_path_factory):
     settings = replace(parse_training([*words, "first"]), num_classes=3, batch_size=1)
     training, folder = idle_training(build(settings, ["a", "b", "c"]), settings), table_folder(settings)
     folder.mkdir(parents=True)
-    save_table(profile_task(training, table_settings(settings), folder, seconds=0.1), folder)
+    save_table(profile_task(training, folder, seconds=0.1), settings, folder)
     return words
 
 

@@ -1,6 +1,5 @@
 """run_figure.py: which runs each figure asks for, and figures that are made from real runs."""
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
 from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder
 
 SMALL = ("--model_name", f"{ROOT}/tests/zoo.py:branches", "--input_size", "16")
 
@@ -120,9 +119,9 @@ def test_estimated_hours_follow_the_timing_table(tmp_path):
     settings = runs[0].settings
     keras.utils.clear_session()
     model = models.build(settings)
-    table = dataclasses.replace(make_table(model), settings=table_settings(settings))
+    table = make_table(model)
     table.details["environment"] = environment()
-    save_table(table, table_folder(settings))
+    save_table(table, settings, table_folder(settings))
     steps, validation_ms = 24 * (898 // 64), 24 * 15 * table.forward_ms
     for run in runs:
         mask = trainable_mask(run.settings.train_type, model, run.settings.trained_layers)

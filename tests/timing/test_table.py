@@ -25,7 +25,6 @@ from elastic_trainer.timing.table_file import (
     other_setup,
     save_table,
     table_folder,
-    table_settings,
 )
 
 
@@ -37,9 +36,8 @@ def saved(tmp_path, small_model):
     memory = StepMemory(BATCH, np.arange(count) / 2, np.arange(count) + 0.1, np.ones(count))
     table = replace(table, memory=memory)
     network = replace(SETTINGS, logdir=tmp_path, dataset_name="digits")
-    table.settings.update(table_settings(network))
     table.details.update(environment=environment())
-    save_table(table, table_folder(network))
+    save_table(table, network, table_folder(network))
     return network, small_model, table
 
 
@@ -50,7 +48,7 @@ def load(network, model):
 def saved_again(network, model, table, **changed):
     """The table with other fields, and what is loaded after it was saved."""
     table = replace(table, **changed)
-    save_table(table, table_folder(network))
+    save_table(table, network, table_folder(network))
     return table, load(network, model)
 
 
@@ -249,7 +247,7 @@ def test_a_part_that_takes_no_time_by_its_trace_is_no_reason_for_doubt(small_mod
 def test_two_programs_do_not_write_a_table_at_the_same_time(tmp_path, small_model):
     folder = table_folder(replace(SETTINGS, logdir=tmp_path))
     with alone_in(folder):
-        other = threading.Thread(target=save_table, args=(make_table(small_model), folder), daemon=True)
+        other = threading.Thread(target=save_table, args=(make_table(small_model), SETTINGS, folder), daemon=True)
         other.start()
         other.join(0.2)
         assert other.is_alive() and not [*folder.iterdir()]
