@@ -27,7 +27,7 @@ from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
-from elastic_trainer.selection.plan import RunPlanner
+from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
 from elastic_trainer.timing.estimate import estimated_table
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
@@ -88,9 +88,8 @@ def resolve(
         settings = _with_feasible_rho(settings, model, data, table)
     plan: Iterable[str] = ()
     if settings.plan or not table.is_estimate:
-        planner = RunPlanner(table, head_mask(model), data, settings, steps.memory)
-        rho = UNASKED_RHO if settings.rho is None else settings.rho
-        plan = planner.lines(rho) if settings.plan else [planner.line(rho)]
+        rho, others = settings.rho or UNASKED_RHO, COMPARED_RHOS if settings.plan else ()
+        plan = run_plan(table, head_mask(model), data, settings, steps.memory, rho, others)
     return Prepared(settings, data, steps.memory, table, make_budget(model, data, settings, table), plan)
 
 

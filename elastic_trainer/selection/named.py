@@ -12,38 +12,24 @@ from typing import Any
 
 from elastic_trainer.system.errors import UserError, not_one_of
 
-# --- importances: task and batch size -> `selection.importance.ImportanceEvaluator` -----------------------------------
+
+def _importance(name: str) -> Callable[..., Any]:
+    """A class of `selection.importance`."""
+
+    def make(*args: Any) -> Any:
+        from elastic_trainer.selection import importance
+
+        return getattr(importance, name)(*args)
+
+    return make
 
 
-def _gain(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import ImportanceEvaluator
-
-    return ImportanceEvaluator(*args)
-
-
-def _weight_magnitude(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import WeightMagnitude
-
-    return WeightMagnitude(*args)
-
-
-def _grad_magnitude(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import GradientMagnitude
-
-    return GradientMagnitude(*args)
-
-
-def _random(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import Random
-
-    return Random(*args)
-
-
+# Task and batch size -> `selection.importance.ImportanceEvaluator`.
 IMPORTANCES: dict[str, Callable[..., Any]] = {
-    "gain": _gain,
-    "weight_magnitude": _weight_magnitude,
-    "grad_magnitude": _grad_magnitude,
-    "random": _random,
+    "gain": _importance("ImportanceEvaluator"),
+    "weight_magnitude": _importance("WeightMagnitude"),
+    "grad_magnitude": _importance("GradientMagnitude"),
+    "random": _importance("Random"),
 }
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -77,51 +63,41 @@ def elastic(
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
 
 
-def _fixed(label: str, trains: str, mask_of: Callable[[Any, int], Any]) -> SchemeEntry:
+def _upper_part(*args: Any) -> Any:
+    from elastic_trainer.selection.select import select_upper_part
+
+    return select_upper_part(*args)
+
+
+def _fixed(label: str, trains: str, mask: Callable[[Any, int], Any]) -> SchemeEntry:
     """The same tensors from start to end."""
 
     def make(context: Any) -> Any:
         from elastic_trainer.selection.schemes import FixedScheme
 
-        return FixedScheme(mask_of(context.task.model, context.settings.trained_layers))
+        return FixedScheme(mask(context.task.model, context.settings.trained_layers))
 
-    return SchemeEntry(make, label, trains, mask_of)
-
-
-def _all(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import all_mask
-
-    return all_mask(model)
+    return SchemeEntry(make, label, trains, mask)
 
 
-def _head(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import head_mask
+def _mask(name: str, takes_layers: bool = False) -> Callable[[Any, int], Any]:
+    """A function of `networks.tensors`, of a model and `trained_layers`."""
 
-    return head_mask(model)
+    def mask(model: Any, layers: int) -> Any:
+        from elastic_trainer.networks import tensors
+
+        return getattr(tensors, name)(model, *([layers] if takes_layers else []))
+
+    return mask
 
 
-def _normalisation_and_biases(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import normalisation_and_bias_mask
-
-    return normalisation_and_bias_mask(model)
-
-
-def _last_layers(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import last_layers_mask
-
-    return last_layers_mask(model, layers)
+_all, _head = _mask("all_mask"), _mask("head_mask")
 
 
 def _closed_form(context: Any) -> Any:
     from elastic_trainer.selection.schemes import ClosedFormScheme
 
     return ClosedFormScheme(_head(context.task.model, 0), context.data)
-
-
-def _upper_part(*args: Any) -> Any:
-    from elastic_trainer.selection.select import select_upper_part
-
-    return select_upper_part(*args)
 
 
 def _prunetrain(context: Any) -> Any:
@@ -142,9 +118,11 @@ SCHEMES: dict[str, SchemeEntry] = {
         can_split=False,
     ),
     "bn_plus_bias_training": _fixed(
-        "BN+Bias", "scales and shifts of normalisation, biases, and the head", _normalisation_and_biases
+        "BN+Bias",
+        "scales and shifts of normalisation, biases, and the head",
+        _mask("normalisation_and_bias_mask"),
     ),
-    "last_layers_training": _fixed("Last layers", "the last layers (paper, Fig 2)", _last_layers),
+    "last_layers_training": _fixed("Last layers", "the last layers (paper, Fig 2)", _mask("last_layers_mask", True)),
     "elastic_training": elastic("ElasticTrainer", "tensors selected by importance"),
     "elastic_training_weight_magnitude": elastic(
         "Weight magnitude", "tensors selected by the magnitude of weights (paper, Fig 20)", "weight_magnitude"
