@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.graphs import functional_graph, is_graph
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
 from elastic_trainer.system.errors import UserError, first_line
@@ -26,16 +25,10 @@ def rebuild_network(
     `changed` has values, by the `id` of a variable of `model`, that take the place of the variable's. Raises
     `UserError` if Keras cannot rebuild the model from its configuration.
     """
-    smaller = _rebuild_model(model, channels, kept)
+    smaller = rebuild_model(model, channels, kept)
     for new, old in zip(smaller.variables, model.variables, strict=True):
         new.assign(take_kept(changed.get(id(old), old.numpy()), old, channels, kept))
     return smaller, _rebuild_optimizer(optimizer, model, smaller, channels, kept)
-
-
-def check_rebuildable(model: keras.Model, channels: ChannelGroups) -> None:
-    """Raise `UserError` if Keras cannot rebuild `model`. Tries it only if `model` has Lambda or custom layers."""
-    if any(type(layer) is keras.layers.Lambda or _is_custom(layer) for layer in model._flatten_layers()):
-        _rebuild_model(model, channels, np.ones(channels.count, bool))
 
 
 def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: np.ndarray) -> np.ndarray:
@@ -45,12 +38,7 @@ def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGro
     return values
 
 
-def _is_custom(layer: Any) -> bool:
-    """Whether neither Keras nor this project defines the layer's class."""
-    return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
-
-
-def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
+def rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
     """A model like `model` with the kept numbers of channels and new weights. Raises `UserError` if Keras cannot."""
     classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
     try:
