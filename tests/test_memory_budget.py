@@ -16,7 +16,6 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
@@ -309,10 +308,9 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
 
 
 def by_main(model, data, table):
-    """As main.py does: the table is in the budget of the scheme."""
+    """As main.py does: the scheme has the table."""
     settings, task = replace(SETTINGS, deterministic=False), CompiledTask(model, *data.specs)
-    budget = make_budget(model, data, settings, table)
-    scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, budget))
+    scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, table))
     trainer = Trainer(task, data, scheme, settings)
     trainer.run(until_step=1)
     return trainer.history

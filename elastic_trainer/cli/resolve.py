@@ -25,7 +25,6 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import check_images
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
@@ -47,9 +46,8 @@ class Prepared:
     settings: Settings  # with nothing left open
     data: ImageData
     memory: MemoryBudget
-    table: TimingTable | None = None  # of an elastic scheme, as the budget
-    budget: RhoBudget | None = None
-    plan: Iterable[str] = ()  # lines; none without a budget, or without times
+    table: TimingTable | None = None  # of an elastic scheme
+    plan: Iterable[str] = ()  # lines; none without times
 
 
 def resolve(
@@ -90,7 +88,8 @@ def resolve(
     if settings.plan or not table.is_estimate:
         rho, others = settings.rho or UNASKED_RHO, COMPARED_RHOS if settings.plan else ()
         plan = run_plan(table, head_mask(model), data, settings, steps.memory, rho, others)
-    return Prepared(settings, data, steps.memory, table, make_budget(model, data, settings, table), plan)
+    RhoBudget(table, head_mask(model), settings.rho, first_misses(data, settings))  # refuses what is too small
+    return Prepared(settings, data, steps.memory, table, plan)
 
 
 def part_of(settings: Settings) -> Settings:
@@ -153,7 +152,7 @@ def _check_memory(settings: Settings, steps: TracedSteps) -> None:
         )
     trains_less = None if scheme.is_elastic or not scheme.takes_steps else "--train_type elastic_training_upper_part"
     needed, micro_batch = _needed(settings, steps, is_least=True), settings.micro_batch
-    steps.check(needed, batch_size, micro_batch, "training", scheme.can_split, trains_less)
+    steps.check(needed, batch_size, micro_batch, scheme.can_split, trains_less)
 
 
 def _images_mb(settings: Settings, steps: TracedSteps) -> float | None:

@@ -134,7 +134,7 @@ class RhoBudget:
             self.rho = min(max(self._asked + carried, self.smallest_rho), 1.0)
         if is_measured and self.table.is_estimate and progress.mask is not None and not progress.feature_steps:
             self._sharpen([*map(bool, progress.mask)], self._step_ms * self.correction)
-        self.slowdown = latest_slowdown(progress)
+        self.slowdown = statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])  # by the latest passes
         return self
 
     def _sharpen(self, mask: list[bool], step_ms: float) -> None:
@@ -197,11 +197,6 @@ def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
         passes = min(max(steps // 100, min(steps // 5, fewest), 1), most)
         found |= {end - (2 * k + 1) * steps // (2 * passes) for k in range(passes)}
     return found
-
-
-def latest_slowdown(progress: Progress) -> float:
-    """The slowdown now, by the latest gradient passes."""
-    return statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])
 
 
 def _median_error(values: Sequence[float]) -> float:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
-import keras
 import numpy as np
 
-from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
+from elastic_trainer.datasets.batches import Batch, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.step_memory import variables_mb
 from elastic_trainer.engine.task import Task
-from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (
     CORRECTED_AFTER,
     GRADIENT_PASSES,
@@ -26,11 +23,10 @@ from elastic_trainer.selection.budget import (
     first_misses,
     gradient_pass_steps,
 )
-from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance
+from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
-from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
 
@@ -44,23 +40,28 @@ class ElasticScheme(Scheme):
     A subclass may override `keep`, the rule by which the current selection stays, and `plan`, when selections are due.
 
     Args:
-        task, data, settings: of the run.
-        budget: what a selection may cost, see `make_budget`.
+        context: with a timing table.
         importance: makes the Tensor Importance Evaluator, from the task and the batch size.
         select: the Tensor Selector, with the arguments of `select_tensors`.
+
+    Attributes:
+        budget: what a selection may cost.
+
+    Raises:
+        UserError: even training the head alone takes more than `settings.rho`.
     """
 
     def __init__(
         self,
-        task: Task,
-        data: ShuffledData,
-        settings: Settings,
-        budget: RhoBudget,
+        context: SchemeContext,
         importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
         select: Callable[..., Plan] = select_tensors,
     ) -> None:
-        self.data, self.settings, self.budget, self._digest = data, settings, budget, budget.table.digest()
-        self.head, self._weights_mb = task.head, variables_mb(task.model.trainable_variables)
+        task, data, settings, table = context
+        assert table is not None, "elastic training needs a timing table"
+        self.budget = RhoBudget(table, task.head, settings.rho, first_misses(data, settings))
+        self.data, self.settings, self.head, self._digest = data, settings, task.head, table.digest()
+        self._weights_mb = variables_mb(task.model.trainable_variables)
         self._evaluator, self._select_tensors = importance(task, data.batch_size), select
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:
@@ -242,28 +243,3 @@ def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     seconds[part] += time.perf_counter() - start
-
-
-def make_budget(
-    model: keras.Model, data: ShuffledData, settings: Settings, table: TimingTable, head: np.ndarray | None = None
-) -> RhoBudget:
-    """The time budget that `settings` ask for; `head` as of `smallest_rho`, by default that of the model.
-
-    Raises `UserError` if even training the head alone exceeds it.
-    """
-    head = head_mask(model) if head is None else head
-    return RhoBudget(table, head, settings.rho, first_misses(data, settings))
-
-
-def elastic_scheme(
-    context: SchemeContext,
-    importance: Callable[[Task, int | None], ImportanceEvaluator] | None = ImportanceEvaluator,
-    select: Callable[..., Plan] | None = None,
-) -> Scheme:
-    """Elastic training by an importance, or by none, see `ElasticScheme`."""
-    task, data, settings, budget = context
-    assert budget is not None, "elastic training needs a time budget"
-    select = select or select_tensors
-    if settings.has_fillers and importance is not None:
-        select = partial(select, has_fillers=True)
-    return ElasticScheme(task, data, settings, budget, importance or NoImportance, select)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from elastic_trainer.system.errors import UserError, not_one_of
@@ -56,9 +57,14 @@ def elastic(
     """Elastic training by an importance or without one; `select` replaces the Tensor Selector `select_tensors`."""
 
     def make(context: Any) -> Any:
-        from elastic_trainer.selection.elastic import elastic_scheme
+        from elastic_trainer.selection.elastic import ElasticScheme
+        from elastic_trainer.selection.importance import NoImportance
+        from elastic_trainer.selection.select import select_tensors
 
-        return elastic_scheme(context, None if importance is None else IMPORTANCES[importance], select)
+        if importance is None:
+            return ElasticScheme(context, NoImportance, select or select_tensors)
+        more: dict[str, Any] = {"has_fillers": True} if context.settings.has_fillers else {}
+        return ElasticScheme(context, IMPORTANCES[importance], partial(select or select_tensors, **more))
 
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
 
