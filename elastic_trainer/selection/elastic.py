@@ -66,7 +66,8 @@ class ElasticScheme(Scheme):
         self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
         if self._rows < data.full_batch:
             self._evaluator.set_micro_batch(self._rows)
-        self._max_depth, self._measuring_mb, self._passes_fit = len(self.table.names), 0.0, True
+        self._max_depth, self._measuring_mb = len(self.table.names), 0.0
+        self._passes_fit = self._measures_speed = True
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
@@ -114,33 +115,33 @@ class ElasticScheme(Scheme):
                     "--memory: the timing table does not contain what tensors cost in memory; profile again"
                 )
             return
-        needed_mb = found.needed_mb(size, self._rows)
-        if not memory.fits(needed_mb[depth - 1]):
 
-            def head_mb(batch_size: int, micro_batch: int) -> float:
-                return float(found.needed_mb(batch_size, micro_batch)[depth - 1])
+        def head_mb(batch_size: int, micro_batch: int) -> float:
+            return float(found.needed_mb(batch_size, micro_batch)[depth - 1])
 
+        def pass_mb(rows: int) -> float:
+            return float(found.needed_mb(rows)[-1]) + MEASURED_WEIGHTS * self._weights_mb
+
+        if not memory.fits(head_mb(size, self._rows)):
             raise memory.refuse("training the head alone", head_mb, size, self._rows, can_split)
-        self._max_depth = max(memory.deepest(needed_mb), depth)
-        if self._measures_speed or self._evaluator.reads_gradients:
-            weights_mb = MEASURED_WEIGHTS * self._weights_mb
-            self._limit_passes(memory, lambda rows: float(found.needed_mb(rows)[-1]) + weights_mb)
-
-    def _limit_passes(self, memory: MemoryBudget, needed: Callable[[int], float]) -> None:
-        """Take gradients of all tensors, which take `needed` MB on so many rows, in parts that fit, or none at all."""
-        fitting = memory.fitting_size(needed, self._rows)
+        self._max_depth = max(memory.deepest(found.needed_mb(size, self._rows)), depth)
+        reads_gradients = self._evaluator.reads_gradients
+        if not (self._measures_speed or reads_gradients):
+            return
+        # Gradients of all tensors are taken in parts that fit, or not at all.
+        fitting = memory.fitting_size(pass_mb, self._rows)
         rows = part_rows(self._rows, fitting) if fitting else 0
         if rows < self._rows:  # such a pass does not say how fast the device is
             self._passes_fit = self._measures_speed = False
             self.pass_steps = set()
-            if not self._evaluator.reads_gradients:
+            if not reads_gradients:
                 return
             if not rows:
                 others = ["--train_type elastic_training_upper_part, which measures none"]
                 what = "measuring importance, even with one image at a time,"
-                raise memory.refuse(what, lambda *_: needed(1), self.data.full_batch, others=others)
+                raise memory.refuse(what, lambda *_: pass_mb(1), size, others=others)
             self._evaluator.set_micro_batch(rows)
-        self._measuring_mb = needed(rows)
+        self._measuring_mb = pass_mb(rows)
 
     def keep(self, best: Plan, current: np.ndarray, progress: Progress) -> Plan:
         """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.

@@ -65,30 +65,19 @@ def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
 
 def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: np.ndarray) -> None:
     """Write the kept numbers of channels into the configuration of a functional or sequential model."""
-    graph = functional_graph(model)
-    layers = {layer.name: layer for layer in graph.operations}
-    if config.get("build_input_shape"):
-        _set_last_dimension(config, "build_input_shape", kept[channels.inputs(graph.inputs[0])])
+    layers = {layer.name: layer for layer in functional_graph(model).operations}
     for entry in config["layers"]:
         inner = entry["config"]
         layer = layers[entry.get("name") or inner["name"]]
         if is_graph(layer):
             entry.pop("build_config", None)
             _set_widths(inner, layer, channels, kept)
-        elif isinstance(layer, keras.layers.InputLayer):
-            _set_last_dimension(inner, "batch_shape", kept[channels.inputs(layer.output)])
         elif any(channels.axes(variable) for variable in getattr(layer, "variables", ())):
             entry.pop("build_config", None)  # it holds the old shapes; without it, the first call builds the layer
             if id(layer) in channels.kernels and not channels.kernels[id(layer)].depthwise:
                 numbers = channels.axes(layer.kernel)[len(layer.kernel.shape) - 1]
                 key = "units" if isinstance(layer, keras.layers.Dense) else "filters"
                 inner[key] = int(kept[numbers].sum())
-
-
-def _set_last_dimension(config: dict[str, Any], key: str, kept: np.ndarray) -> None:
-    """Write the kept number of channels into the shape `config[key]`, if any of its channels, bool [n], is removed."""
-    if not kept.all():
-        config[key] = (*config[key][:-1], int(kept.sum()))
 
 
 def _rebuild_optimizer(
