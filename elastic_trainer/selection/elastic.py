@@ -24,7 +24,7 @@ from elastic_trainer.selection.budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schedule import Schedule, Turns
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
 from elastic_trainer.system.errors import UserError
@@ -81,7 +81,7 @@ class ElasticScheme(Scheme):
         with _timed(seconds, "importance"):
             # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
             # optimizer would make, and the gradient g after it.
-            batches = self.data.importance_batches(self.due[progress.step], self.settings.importance_batches)
+            batches = self.data.importance_batches(self._turns.due[progress.step], self.settings.importance_batches)
             importance = self._evaluator.importance(state.optimizer, batches)
             # The budget (section 3.3): ρ·T_full. `RhoBudget.allow` corrects it by how slow the device is now, and by
             # how long the latest steps took.
@@ -89,8 +89,12 @@ class ElasticScheme(Scheme):
         while True:
             with _timed(seconds, "solve"):
                 # The solver (section 6): `select_tensors` puts the problem to `selection_solver_DP.solve`.
-                args = self.table, importance, self.head, budget.table_rho, self._misses(progress)
-                plan = self._kept(self._select_tensors(*args, self._max_depth), progress)
+                steps = self._turns.steps(progress.step)
+                misses = feature_misses(self.data, steps) if progress.features_possible else 1.0
+                best = self._select_tensors(
+                    self.table, importance, self.head, budget.table_rho, misses, self._max_depth
+                )
+                plan = self._kept(best, progress)
             with _timed(seconds, "trace"):
                 # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
                 # that none of them needs.
@@ -99,8 +103,11 @@ class ElasticScheme(Scheme):
                 break
             # Beyond the paper: cached features were counted on, and are not possible.
             progress = progress._replace(features_possible=False, feature_steps=0)
-        self.budget.adopt(plan)
-        return self._selection(plan, progress, seconds, state)
+        selection = self.budget.adopt(plan, self._measures_speed or not self.table.is_estimate)
+        selection.epoch, selection.seconds = progress.step / progress.steps_per_epoch, seconds
+        if self._measuring_mb:
+            selection.memory_mb = state.memory.needed_mb(self._measuring_mb)
+        return selection
 
     @property
     def table(self) -> TimingTable:
@@ -148,7 +155,7 @@ class ElasticScheme(Scheme):
 
         By default it stays if it is about as good, since another one has to be compiled.
         """
-        misses, steps = 1.0, self._steps(progress)
+        misses, steps = 1.0, self._turns.steps(progress.step)
         if progress.features_possible:
             misses = feature_misses(self.data, steps, progress.feature_steps)
         seconds = (progress.selection_seconds or 0.0) / self.budget.slowdown
@@ -157,32 +164,26 @@ class ElasticScheme(Scheme):
 
     def plan(self, schedule: Schedule) -> None:
         settings = self.settings
-        steps = [0] if settings.interval is None else schedule.selection_steps(settings.interval)
-        self.due: dict[int, int] = {step: index for index, step in enumerate(steps)}
-        self._ends, all_ends = [*steps, schedule.total_steps], {*steps, schedule.total_steps}
+        self._turns = Turns(schedule, settings.interval)
         # Gradient passes must be compiled. That pays where a rho was asked for, and later selections use what they
         # measure.
         is_corrected = self.table.is_estimate and (settings.rho or 1) < 1
-        is_used = len(steps) > 1 or self._evaluator.reads_gradients or is_corrected
+        is_used = len(self._turns.due) > 1 or self._evaluator.reads_gradients or is_corrected
         is_asked = settings.rho is not None and not settings.deterministic
         self._measures_speed = self._passes_fit and is_asked and is_used
         if self._measures_speed and is_corrected:
             for step in CORRECTED_AFTER:
-                if 2 * step <= self._ends[1]:
-                    self._select_before(step)
-            all_ends |= {*self.due}
-        self.pass_steps = gradient_pass_steps(sorted(all_ends)) if self._measures_speed else set[int]()
-
-    def _select_before(self, step: int) -> None:
-        """Select before `step`, too, with what is due for the steps until then."""
-        if step < self._ends[-1]:
-            self.due.setdefault(step, max(index for start, index in self.due.items() if start <= step))
+                if 2 * step <= self._turns.steps(0):
+                    self._turns.add(step)
+        self.due = self._turns.due
+        ends = sorted({*self.due, schedule.total_steps})
+        self.pass_steps = gradient_pass_steps(ends) if self._measures_speed else set[int]()
 
     def follow(self, table: TimingTable, step: int) -> None:
         """Go by another table of the same network from `step` on, before which it selects."""
         self.budget.follow(table, self.head)
         self._digest = table.digest()
-        self._select_before(step)
+        self._turns.add(step)
 
     def slowdown(self, batch: Batch) -> float:
         return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
@@ -197,10 +198,6 @@ class ElasticScheme(Scheme):
         if selection is not None:
             self.budget.resume(record["budget"])
 
-    def _steps(self, progress: Progress) -> int:
-        """How many steps train what is selected now."""
-        return self._ends[self.due[progress.step] + 1] - progress.step
-
     def _with_speed(self, progress: Progress, batch: Batch) -> Progress:
         """`progress` with gradient passes on `batch` if none were measured, or without any if speed is not measured."""
         if not self._measures_speed:
@@ -210,32 +207,12 @@ class ElasticScheme(Scheme):
         self._has_new_table = False
         return progress._replace(slowdowns=[self.slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
 
-    def _misses(self, progress: Progress) -> float:
-        return feature_misses(self.data, self._steps(progress)) if progress.features_possible else 1.0
-
     def _kept(self, best: Plan, progress: Progress) -> Plan:
         """`best`, or the current selection by `keep`, unless it reaches too deep."""
         current = progress.mask
         if current is None or self.table.depth(current) > self._max_depth:
             return best
         return self.keep(best, current, progress)
-
-    def _selection(self, plan: Plan, progress: Progress, seconds: dict[str, float], state: TrainState) -> Selection:
-        """`plan` in wall time, which an estimated table and no gradient pass do not know."""
-        budget, knows_time = self.budget, self._measures_speed or not self.table.is_estimate
-        return Selection(
-            plan.mask,
-            plan.importance,
-            predicted_step_ms=plan.step_ms * budget.slowdown * budget.correction if knows_time else None,
-            budget_step_ms=budget.rho * self.table.full_step_ms * budget.slowdown if knows_time else None,
-            uses_features=plan.uses_features,
-            epoch=progress.step / progress.steps_per_epoch,
-            rho=budget.rho,
-            slowdown=budget.slowdown,
-            correction=budget.correction,
-            memory_mb=state.memory.needed_mb(self._measuring_mb) if self._measuring_mb else None,
-            seconds=seconds,
-        )
 
 
 @contextmanager
