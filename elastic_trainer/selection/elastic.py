@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from elastic_trainer.datasets.batches import Batch, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
@@ -94,7 +92,7 @@ class ElasticScheme(Scheme):
                 best = self._select_tensors(
                     self.table, importance, self.head, budget.table_rho, misses, self._max_depth
                 )
-                plan = self._kept(best, progress)
+                plan = self.keep(best, progress)
             with _timed(seconds, "trace"):
                 # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
                 # that none of them needs.
@@ -150,11 +148,14 @@ class ElasticScheme(Scheme):
             self._evaluator.set_micro_batch(rows)
         self._measuring_mb = pass_mb(rows)
 
-    def keep(self, best: Plan, current: np.ndarray, progress: Progress) -> Plan:
-        """`best`, or the plan of bool [N] `current`, which trains now and fits into memory, if it is to stay.
+    def keep(self, best: Plan, progress: Progress) -> Plan:
+        """`best`, or the plan of what trains now, if it is to stay: it is about as good, and fits into memory.
 
-        By default it stays if it is about as good, since another one has to be compiled.
+        Another one has to be compiled.
         """
+        current = progress.mask
+        if current is None or self.table.depth(current) > self._max_depth:
+            return best
         misses, steps = 1.0, self._turns.steps(progress.step)
         if progress.features_possible:
             misses = feature_misses(self.data, steps, progress.feature_steps)
@@ -206,13 +207,6 @@ class ElasticScheme(Scheme):
             return progress
         self._has_new_table = False
         return progress._replace(slowdowns=[self.slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
-
-    def _kept(self, best: Plan, progress: Progress) -> Plan:
-        """`best`, or the current selection by `keep`, unless it reaches too deep."""
-        current = progress.mask
-        if current is None or self.table.depth(current) > self._max_depth:
-            return best
-        return self.keep(best, current, progress)
 
 
 @contextmanager
