@@ -132,7 +132,7 @@ def train_run(
         with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             later = _export_seconds(settings, model)
-            more = prepared.budget, stop, time.perf_counter() - start, prepared.memory, later
+            more = prepared.table, stop, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(

@@ -35,7 +35,7 @@ from elastic_trainer.system.machine import load_tensorflow
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task, table_of_trace
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import save_table, table_folder, table_settings
+from elastic_trainer.timing.table_file import save_table, table_folder
 from elastic_trainer.timing.trace import read_trace
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def profile(model: keras.Model, settings: Settings, folder: Path, seconds: float
 
     `folder` and `seconds`, and errors, as of `timing.profiling.profile_task`.
     """
-    return profile_task(idle_training(model, settings), table_settings(settings), folder, seconds)
+    return profile_task(idle_training(model, settings), folder, seconds)
 
 
-def draw_table(table: TimingTable, stem: Path) -> None:
+def draw_table(table: TimingTable, settings: Settings, stem: Path) -> None:
     """Bar charts of t_dw, t_dy and t_fw over the tensors in backward order, as `stem`.pdf and .png."""
     from matplotlib.figure import Figure
 
@@ -67,8 +67,8 @@ def draw_table(table: TimingTable, stem: Path) -> None:
         axes.set_ylabel("ms a step")
         axes.set_title(f"{label} ({times.sum():.1f} ms in all)", fontsize="medium")
     lower.set_xlabel("tensor, in backward order (0 is next to the output)")
-    name, size, batch = (table.settings[key] for key in ("model_name", "input_size", "batch_size"))
-    figure.suptitle(f"{figure_text(name)}, {size}×{size}, batch {batch}: operation times")
+    name, size = figure_text(settings.model_name), settings.input_size
+    figure.suptitle(f"{name}, {size}×{size}, batch {settings.batch_size}: operation times")
     save_figure(figure, stem)
 
 
@@ -126,11 +126,11 @@ def main() -> None:
     model = models.build(settings)
     folder = table_folder(settings, path)
     if trace and path:
-        table = table_of_trace(idle_training(model, settings), table_settings(settings), trace, path.name)
+        table = table_of_trace(idle_training(model, settings), trace, path.name)
     else:
         table = _measured_table(model, settings, profiling, folder)
-    save_table(table, folder)
-    draw_table(table, folder / "timing")
+    save_table(table, settings, folder)
+    draw_table(table, settings, folder / "timing")
     if trace and path:
         print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))

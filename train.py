@@ -38,11 +38,11 @@ from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.trainer import Trainer
-from elastic_trainer.selection.budget import RhoBudget
 from elastic_trainer.selection.named import SCHEMES, find_scheme
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.settings import BEST_MODEL, Settings
 from elastic_trainer.system.errors import Stopped
+from elastic_trainer.timing.table import TimingTable
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
     data: ImageData,
     settings: Settings,
     run: RunLog,
-    budget: RhoBudget | None = None,
+    table: TimingTable | None = None,
     stop: StopSignals | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
@@ -64,7 +64,7 @@ def train(
         model: a classifier that returns logits.
         data, settings, memory: see `Trainer`.
         run: of the run; it has started.
-        budget: of an elastic scheme.
+        table: timing table of the network, of an elastic scheme.
         stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
 
@@ -79,7 +79,7 @@ def train(
     if isinstance(train_type, Scheme):
         scheme = train_type
     else:
-        scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, budget))
+        scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, table))
     with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
         checkpointer, bar = Checkpointer(run), ProgressBar()
@@ -101,7 +101,7 @@ def train(
             bar.close()
     assert results is not None, "it ran to its end"
     results |= meter.report(results["energy_joules"])
-    doubt = None if budget is None else budget.table.doubt
+    doubt = None if table is None else table.doubt
     return run.finish({**results, **_held_out_results(trainer, model, run), "table_doubt": doubt})
 
 
@@ -136,7 +136,7 @@ def elastic_training(
     | model_name                        | not needed: no rule depends on the network                                 |
     | ds_train, ds_test                 | `data`, of `data.load`                                                     |
     | run_name, logdir, disable_random_id | `run`, the folder of the run; a name that exists gets -2, -3, …          |
-    | timing_info                       | `budget`, made of a timing table by `selection.elastic.make_budget`        |
+    | timing_info                       | `table`, as `profiler.profile` measures it                                 |
     | optim, lr, weight_decay, epochs   | `settings`: optimizer, learning_rate, weight_decay, num_epochs             |
     | interval, rho                     | `settings`: the same names; rho holds as it is, without the 2:1 rule       |
     | save_model                        | `settings.save_model`: best.keras and last.keras in the run's folder       |

@@ -253,7 +253,7 @@ class Fit:
             elif settings.memory is None and settings.rho < 1:
                 self._full_ms = plain_step_ms(task, batch)
             if table is None:
-                table = estimated_table(task, optimizer, len(batch), {}, self._full_ms if self._payoff else None)
+                table = estimated_table(task, optimizer, len(batch), self._full_ms if self._payoff else None)
                 # An estimate is no reason to end a fit.
                 settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
             table.check_shapes([tuple(variable.shape) for variable in self.model.trainable_variables])

@@ -9,7 +9,6 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs import trainer
 from elastic_trainer.runs.checkpoint import Checkpoints, State
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
 
 EPOCHS, STEPS = 3, 6  # of the runs below
@@ -65,8 +64,7 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
         save = log.checkpoints.save
         log.checkpoints.save = lambda step, state: step % every or save(step, state)  # type: ignore[method-assign]
         if elastic:
-            budget = make_budget(model, data, settings, make_table(model, t_dy_ms))
-            summary = train.elastic_training(model, data, settings, log, budget)
+            summary = train.elastic_training(model, data, settings, log, make_table(model, t_dy_ms))
         else:
             summary = train.full_training(model, data, settings, log)
     return [variable.numpy() for variable in model.variables], summary

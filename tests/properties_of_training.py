@@ -181,7 +181,7 @@ def exactly_what_is_selected_trains_as_in_plain_keras(
     task = ImageClassification(model)
     optimizer = keras.optimizers.SGD(0.01)
     optimizer.build(model.trainable_variables)
-    table = estimated_table(task, optimizer, BATCH, {}, 10.0)
+    table = estimated_table(task, optimizer, BATCH, 10.0)
     head = head_mask(model)
     rho = max(share, smallest_rho(table, head))
     importance = np.random.default_rng(seed).normal(0.5, 1, count)

@@ -7,7 +7,6 @@ from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model, ma
 import train
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
 
 SETTINGS = Settings(
@@ -24,7 +23,7 @@ SETTINGS = Settings(
 def run(folder, scheme, settings, model=None, table=None):
     """Train the small network by `scheme` and log to `folder`. Returns the model and the summary of the run."""
     model = model or make_small_model()
-    more = {"budget": make_budget(model, make_small_data(), settings, table)} if table else {}
+    more = {"table": table} if table else {}
     log = RunLog(folder, {"model_name": "small", "rho": settings.rho, "seed": 0}, tensor_names(model))
     with log:
         return model, scheme(model, make_small_data(), settings, log, **more)
@@ -40,10 +39,10 @@ def train_and_read(folder, *, name="elastic_training"):
     """Three epochs of the scheme `name`: the summary, and the rows of metrics.csv."""
     model, data = make_small_model(), make_small_data()
     settings = Settings(learning_rate=0.05, num_epochs=3, interval=1, rho=0.6)
-    budget = make_budget(model, data, settings, make_table(model)) if name == "elastic_training" else None
+    table = make_table(model) if name == "elastic_training" else None
     names = [str(k) for k in range(len(model.trainable_variables))]
     with RunLog(folder, {"train_type": name}, names) as run:
-        summary = train.train(name, model, data, settings, run, budget)
+        summary = train.train(name, model, data, settings, run, table)
     return summary, rows_of(folder / "metrics.csv")
 
 
@@ -62,7 +61,6 @@ def curve(folder, tag):
 def elastic_run(folder, settings, table):
     """Elastic training of the small network: the summary, a row of selections.csv for each selection, and these."""
     model = make_small_model()
-    budget = make_budget(model, make_small_data(), settings, table)
     with RunLog(folder, {}, tensor_names(model)) as log:
-        summary = train.elastic_training(model, make_small_data(), settings, log, budget)
+        summary = train.elastic_training(model, make_small_data(), settings, log, table)
     return summary, rows_of(folder / "selections.csv")[:: len(tensor_names(model))], log.trainer.history.selections

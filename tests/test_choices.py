@@ -23,7 +23,6 @@ from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.named import IMPORTANCES, SCHEMES, SchemeEntry, elastic
 from elastic_trainer.selection.schemes import FixedScheme
@@ -124,9 +123,8 @@ def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
 
     def start(data):
         model = make_small_model()
-        budget = make_budget(model, data, settings, make_table(model))
         with RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log:
-            train.train("elastic_training_counted", model, data, settings, log, budget)
+            train.train("elastic_training_counted", model, data, settings, log, make_table(model))
 
     with pytest.raises(PowerCut):
         start(InterruptingData(3))

@@ -11,14 +11,14 @@ from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
+from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.selection.plan import COMPARED_RHOS, RunPlanner
+from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system.errors import UserError
@@ -201,25 +201,25 @@ def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(netwo
 
 def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     model, data, table = network
-    lines = [*RunPlanner(table, head_mask(model), data, SETTINGS).lines(0.55)]
+
+    def rows(table=table, others=COMPARED_RHOS, **changed):
+        settings = replace(SETTINGS, **changed)
+        memory = MemoryBudget(settings.memory)
+        return [*run_plan(table, head_mask(model), data, settings, memory, 0.55, others)]
+
+    lines = rows()
     assert lines[0].startswith("plan: 2 epochs of 3 steps, 16 images each") and "no limit" in lines[0]
     [chosen] = [line for line in lines if line.startswith("→")]
     assert chosen.split()[1] == "0.55" and len(lines) == 2 + 1 + len(COMPARED_RHOS)
     assert f"{len(head_mask(model))} of  {len(head_mask(model))}" in lines[-1], "full training"
-    unknown = RunPlanner(replace(table, memory=None), head_mask(model), data, SETTINGS)
-    assert all(row.endswith("unknown") or "not feasible" in row for row in [*unknown.lines(0.55)][2:])
-    one = RunPlanner(table, head_mask(model), data, SETTINGS).line(0.55)
-    tensors = chosen.split()[2]
-    assert one.startswith("plan: 2 epochs of 3 steps, a selection every 1 epochs; at rho 0.55 a step takes ")
-    assert f" ms and trains about {tensors} of {len(head_mask(model))} tensors; " in one
-    short = RunPlanner(table, head_mask(model), data, replace(SETTINGS, num_epochs=1))
-    assert short.line(0.55).startswith("plan: 1 epoch of 3 steps, one selection; ")
-    assert next(iter(short.lines(0.55))).startswith("plan: 1 epoch of 3 steps, ")
-    assert "MB" not in unknown.line(0.55)
+    assert rows(others=()) == [*lines[:2], chosen]
+    unknown = rows(replace(table, memory=None))
+    assert all(row.endswith("unknown") or "not feasible" in row for row in unknown[2:])
+    assert rows(num_epochs=1)[0].startswith("plan: 1 epoch of 3 steps, ")
+    for kind, megabytes in (("float32", 6), ("float16", 3)):  # of 48 examples, or half of them, and 8 to test
+        assert f" {megabytes} MB " in rows(others=(), num_epochs=9, interval=9, feature_cache=kind)[2]
     head_mb, _ = limits(table, head_mask(model))
-    tight = replace(SETTINGS, memory=head_mb)
-    refused = RunPlanner(table, head_mask(model), data, tight)
-    assert all("not feasible" in line for line in [*[*refused.lines(0.55)][2:], refused.line(0.55)])
+    assert all("not feasible" in line for line in rows(memory=head_mb)[2:])
 
 
 def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
@@ -308,10 +308,9 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
 
 
 def by_main(model, data, table):
-    """As main.py does: the table is in the budget of the scheme."""
+    """As main.py does: the scheme has the table."""
     settings, task = replace(SETTINGS, deterministic=False), CompiledTask(model, *data.specs)
-    budget = make_budget(model, data, settings, table)
-    scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, budget))
+    scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, table))
     trainer = Trainer(task, data, scheme, settings)
     trainer.run(until_step=1)
     return trainer.history

@@ -1,6 +1,7 @@
 """The profiler makes a timing table by measuring, by counting FLOPs, or from a trace of another board."""
 
 import json
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -16,7 +17,6 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
 from elastic_trainer.timing import measuring
 from elastic_trainer.timing.profiling import table_of_trace
-from elastic_trainer.timing.table_file import table_settings
 from elastic_trainer.timing.trace import read_trace
 
 
@@ -31,16 +31,14 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
     assert table.forward_ms < table.gradient_pass_ms < 1.2 * table.full_step_ms
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
     assert table.fit.t_fw_factor > 0
-    selections = table.details["measured_selections"]
-    cached_ms = [selection["cached_step_ms"] for selection in selections]
-    assert cached_ms[0] is not None and cached_ms[-1] is None  # the head alone, and every tensor
+    cached = [step["trained_tensors"] for step in table.details["measured_steps"] if step["from_features"]]
+    assert min(cached) == head_mask(small_model).sum() and max(cached) < len(before)
     assert any(
         "from cached features, once made: 0." in line for line in profiler._report(table, head_mask(small_model))
     )
     assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
-    table.settings["model_name"] = "$\\frac{$.keras"
-    profiler.draw_table(table, tmp_path / "timing")
+    profiler.draw_table(table, replace(SETTINGS, model_name="$\\frac{$.keras"), tmp_path / "timing")
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()
 
 
@@ -51,7 +49,7 @@ def test_profile_of_a_network_that_starts_at_random_knows_no_prefix(tmp_path, mo
     model = keras.Model(inputs, small(keras.layers.RandomFlip(seed=0)(inputs)))
     table = profiler.profile(model, SETTINGS, tmp_path)
     assert not table.t_fw_ms.any()
-    assert not any(selection["cached_step_ms"] for selection in table.details["measured_selections"])
+    assert not any(step["from_features"] for step in table.details["measured_steps"])
     head = head_mask(model)
     assert table.predict(head, misses=0.0) == table.predict(head)
 
@@ -62,7 +60,7 @@ def test_tx2_trace_gives_a_complete_table(name):
     model = models.build_model(name, 224, 200, "none")
     network = Settings(name, batch_size=4, optimizer="sgd")
     training = measuring.idle_training(model, network)
-    table = table_of_trace(training, table_settings(network), trace, f"{name}.xplane.pb")
+    table = table_of_trace(training, trace, f"{name}.xplane.pb")
     assert table.details["unmatched_time_percent"] < 2
     assert table.full_step_ms == pytest.approx(trace.total_ms)
     assert table.predict_ms(np.ones(len(table.names), bool)) == pytest.approx(table.full_step_ms)

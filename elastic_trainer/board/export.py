@@ -44,7 +44,6 @@ from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.networks.tflite import convert
 from elastic_trainer.runs.reader import is_finished, read_run, read_settings
 from elastic_trainer.runs.trainer import Trainer
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.settings import Evaluation, Settings
@@ -150,11 +149,10 @@ def _first_mask(
 ) -> np.ndarray:
     """What the run would train first at this rho: bool [N]. Raises `UserError` if a board cannot train that."""
     settings, train_type = replace(settings, rho=rho), settings.train_type
-    budget = None if table is None else make_budget(model, data, settings, table)
     entry, task = SCHEMES[train_type], ImageClassification(model)
     if not entry.can_split:  # as a board trains
         raise UserError(f"--export: cannot be combined with --train_type {train_type}; give another")
-    trainer = Trainer(task, data, entry.make(SchemeContext(task, data, settings, budget)), settings)
+    trainer = Trainer(task, data, entry.make(SchemeContext(task, data, settings, table)), settings)
     possible = trainer.training.features.are_possible
     return trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training).mask
 

@@ -21,21 +21,18 @@ from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.engine.memory import MemoryBudget, Needed
-from elastic_trainer.engine.task import ImageClassification
-from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.config import check_images
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
-from elastic_trainer.selection.plan import RunPlanner
+from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
 from elastic_trainer.timing.estimate import estimated_table
-from elastic_trainer.timing.graph_digest import graph_digest
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import StaleTableError, load_table, other_tables, table_folder, table_settings
+from elastic_trainer.timing.table_file import load_table, other_setup, table_folder
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -49,9 +46,8 @@ class Prepared:
     settings: Settings  # with nothing left open
     data: ImageData
     memory: MemoryBudget
-    table: TimingTable | None = None  # of an elastic scheme, as the budget
-    budget: RhoBudget | None = None
-    plan: Iterable[str] = ()  # lines; none without a budget, or without times
+    table: TimingTable | None = None  # of an elastic scheme
+    plan: Iterable[str] = ()  # lines; none without times
 
 
 def resolve(
@@ -90,10 +86,10 @@ def resolve(
         settings = _with_feasible_rho(settings, model, data, table)
     plan: Iterable[str] = ()
     if settings.plan or not table.is_estimate:
-        planner = RunPlanner(table, head_mask(model), data, settings, steps.memory)
-        rho = UNASKED_RHO if settings.rho is None else settings.rho
-        plan = planner.lines(rho) if settings.plan else [planner.line(rho)]
-    return Prepared(settings, data, steps.memory, table, make_budget(model, data, settings, table), plan)
+        rho, others = settings.rho or UNASKED_RHO, COMPARED_RHOS if settings.plan else ()
+        plan = run_plan(table, head_mask(model), data, settings, steps.memory, rho, others)
+    RhoBudget(table, head_mask(model), settings.rho, first_misses(data, settings))  # refuses what is too small
+    return Prepared(settings, data, steps.memory, table, plan)
 
 
 def part_of(settings: Settings) -> Settings:
@@ -156,7 +152,7 @@ def _check_memory(settings: Settings, steps: TracedSteps) -> None:
         )
     trains_less = None if scheme.is_elastic or not scheme.takes_steps else "--train_type elastic_training_upper_part"
     needed, micro_batch = _needed(settings, steps, is_least=True), settings.micro_batch
-    steps.check(needed, batch_size, micro_batch, "training", scheme.can_split, trains_less)
+    steps.check(needed, batch_size, micro_batch, scheme.can_split, trains_less)
 
 
 def _images_mb(settings: Settings, steps: TracedSteps) -> float | None:
@@ -189,15 +185,12 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
     """
     part, model = part_of(settings), steps.model
     folder, remake = table_folder(part), profiler_command(part)
-    others = ", ".join(other_tables(part))
-    table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
+    table, found = None, f"no timing table in {folder}"
     if (folder / TABLE_RECORD).is_file():
-        shapes = [tuple(variable.shape) for variable in model.trainable_variables]
-        graph = graph_digest(ImageClassification(model), part.batch_size)
-        try:
-            table = load_table(folder, table_settings(part), tensor_names(model), shapes, graph, remake)
-        except StaleTableError as error:
-            found = str(error)
+        table = load_table(part, model, remake)
+        why = other_setup(table.details)
+        if why is not None:
+            table, found = None, f"the timing table in {folder} was {why}"
     # A run that is resumed keeps the table that it started with, and deterministic runs agree only with one table.
     if table is not None and table.doubt is not None:
         print(table.warning("this run keeps it" if is_resumed or settings.deterministic else f"again: {remake}"))
@@ -205,7 +198,7 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
         print(f"{found}: times follow from FLOPs, and from this run's steps; to measure them first: {remake}")
         training = idle_training(model, part)
         full_ms = full_step_ms(training) if settings.plan or is_for_board(settings) else None
-        table = estimated_table(training.task, training.optimizer, part.batch_size, table_settings(part), full_ms)
+        table = estimated_table(training.task, training.optimizer, part.batch_size, full_ms)
     table = table.in_parts(settings.batch_size // part.batch_size)
     if settings.rho is not None:  # whether features can be cached is not known yet
         RhoBudget(table, head_mask(model), settings.rho, 1.0 if settings.feature_cache == "off" else 0.0)

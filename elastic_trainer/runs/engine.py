@@ -21,7 +21,6 @@ from elastic_trainer.engine.state import StepResult, TrainState, not_finite
 from elastic_trainer.engine.task import CompiledTask, Task, task_of
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.budget import feature_misses
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import find_scheme
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
@@ -190,8 +189,7 @@ class Engine:
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:
-    budget, rows = None, part_rows(data.full_batch, settings.micro_batch)
-    entry = find_scheme(name)
+    entry, rows = find_scheme(name), part_rows(data.full_batch, settings.micro_batch)
     if settings.micro_batch and not entry.can_split and entry.takes_steps:
         raise UserError(f"--micro_batch: cannot be combined with {name}; leave it out")
     if entry.is_elastic:
@@ -199,8 +197,8 @@ def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table
             idle = idle_optimizer(task.model, settings.optimizer, settings.clips_gradients)
             optimizer = task.model.optimizer if isinstance(task, CompiledTask) else idle
             optimizer.build(task.model.trainable_variables)
-            table = estimated_table(task, optimizer, rows, {})
+            table = estimated_table(task, optimizer, rows)
         table.check_shapes([tuple(variable.shape) for variable in task.model.trainable_variables])
-        budget = make_budget(task.model, data, settings, table.in_parts(data.full_batch // rows), head=task.head)
-    scheme: Scheme = entry.make(SchemeContext(task, data, settings, budget))
+        table = table.in_parts(data.full_batch // rows)
+    scheme: Scheme = entry.make(SchemeContext(task, data, settings, table))
     return scheme

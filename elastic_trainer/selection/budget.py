@@ -31,7 +31,7 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Plan
+from elastic_trainer.selection.select import Plan, Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.estimate import sharpened
@@ -134,7 +134,7 @@ class RhoBudget:
             self.rho = min(max(self._asked + carried, self.smallest_rho), 1.0)
         if is_measured and self.table.is_estimate and progress.mask is not None and not progress.feature_steps:
             self._sharpen([*map(bool, progress.mask)], self._step_ms * self.correction)
-        self.slowdown = latest_slowdown(progress)
+        self.slowdown = statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])  # by the latest passes
         return self
 
     def _sharpen(self, mask: list[bool], step_ms: float) -> None:
@@ -144,9 +144,19 @@ class RhoBudget:
             self.table, self.correction = table, 1.0
             self._known.append((mask, step_ms))
 
-    def adopt(self, plan: Plan) -> None:
-        """Note what the steps of `plan`, which come next, take."""
+    def adopt(self, plan: Plan, knows_time: bool = True) -> Selection:
+        """Note what the steps of `plan`, which come next, take; it in wall time, unless that is not known."""
         self._step_ms, self._caching_ms = plan.step_ms, plan.caching_ms
+        return Selection(
+            plan.mask,
+            plan.importance,
+            predicted_step_ms=plan.step_ms * self.slowdown * self.correction if knows_time else None,
+            budget_step_ms=self.rho * self.table.full_step_ms * self.slowdown if knows_time else None,
+            uses_features=plan.uses_features,
+            rho=self.rho,
+            slowdown=self.slowdown,
+            correction=self.correction,
+        )
 
     def follow(self, table: TimingTable, head: np.ndarray) -> None:
         """Go by another table of the same network from now on."""
@@ -197,11 +207,6 @@ def gradient_pass_steps(ends: Sequence[int]) -> set[int]:
         passes = min(max(steps // 100, min(steps // 5, fewest), 1), most)
         found |= {end - (2 * k + 1) * steps // (2 * passes) for k in range(passes)}
     return found
-
-
-def latest_slowdown(progress: Progress) -> float:
-    """The slowdown now, by the latest gradient passes."""
-    return statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])
 
 
 def _median_error(values: Sequence[float]) -> float:

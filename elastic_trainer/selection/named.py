@@ -8,42 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from elastic_trainer.system.errors import UserError, not_one_of
 
-# --- importances: task and batch size -> `selection.importance.ImportanceEvaluator` -----------------------------------
+
+def _importance(name: str) -> Callable[..., Any]:
+    """A class of `selection.importance`."""
+
+    def make(*args: Any) -> Any:
+        from elastic_trainer.selection import importance
+
+        return getattr(importance, name)(*args)
+
+    return make
 
 
-def _gain(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import ImportanceEvaluator
-
-    return ImportanceEvaluator(*args)
-
-
-def _weight_magnitude(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import WeightMagnitude
-
-    return WeightMagnitude(*args)
-
-
-def _grad_magnitude(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import GradientMagnitude
-
-    return GradientMagnitude(*args)
-
-
-def _random(*args: Any) -> Any:
-    from elastic_trainer.selection.importance import Random
-
-    return Random(*args)
-
-
+# Task and batch size -> `selection.importance.ImportanceEvaluator`.
 IMPORTANCES: dict[str, Callable[..., Any]] = {
-    "gain": _gain,
-    "weight_magnitude": _weight_magnitude,
-    "grad_magnitude": _grad_magnitude,
-    "random": _random,
+    "gain": _importance("ImportanceEvaluator"),
+    "weight_magnitude": _importance("WeightMagnitude"),
+    "grad_magnitude": _importance("GradientMagnitude"),
+    "random": _importance("Random"),
 }
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -70,58 +57,53 @@ def elastic(
     """Elastic training by an importance or without one; `select` replaces the Tensor Selector `select_tensors`."""
 
     def make(context: Any) -> Any:
-        from elastic_trainer.selection.elastic import elastic_scheme
+        from elastic_trainer.selection.elastic import ElasticScheme
+        from elastic_trainer.selection.importance import NoImportance
+        from elastic_trainer.selection.select import select_tensors
 
-        return elastic_scheme(context, None if importance is None else IMPORTANCES[importance], select)
+        if importance is None:
+            return ElasticScheme(context, NoImportance, select or select_tensors)
+        more: dict[str, Any] = {"has_fillers": True} if context.settings.has_fillers else {}
+        return ElasticScheme(context, IMPORTANCES[importance], partial(select or select_tensors, **more))
 
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
-
-
-def _fixed(label: str, trains: str, mask_of: Callable[[Any, int], Any]) -> SchemeEntry:
-    """The same tensors from start to end."""
-
-    def make(context: Any) -> Any:
-        from elastic_trainer.selection.schemes import FixedScheme
-
-        return FixedScheme(mask_of(context.task.model, context.settings.trained_layers))
-
-    return SchemeEntry(make, label, trains, mask_of)
-
-
-def _all(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import all_mask
-
-    return all_mask(model)
-
-
-def _head(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import head_mask
-
-    return head_mask(model)
-
-
-def _normalisation_and_biases(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import normalisation_and_bias_mask
-
-    return normalisation_and_bias_mask(model)
-
-
-def _last_layers(model: Any, layers: int) -> Any:
-    from elastic_trainer.networks.tensors import last_layers_mask
-
-    return last_layers_mask(model, layers)
-
-
-def _closed_form(context: Any) -> Any:
-    from elastic_trainer.selection.schemes import ClosedFormScheme
-
-    return ClosedFormScheme(_head(context.task.model, 0), context.data)
 
 
 def _upper_part(*args: Any) -> Any:
     from elastic_trainer.selection.select import select_upper_part
 
     return select_upper_part(*args)
+
+
+def _fixed(label: str, trains: str, mask: Callable[[Any, int], Any]) -> SchemeEntry:
+    """The same tensors from start to end."""
+
+    def make(context: Any) -> Any:
+        from elastic_trainer.selection.schemes import FixedScheme
+
+        return FixedScheme(mask(context.task.model, context.settings.trained_layers))
+
+    return SchemeEntry(make, label, trains, mask)
+
+
+def _mask(name: str, takes_layers: bool = False) -> Callable[[Any, int], Any]:
+    """A function of `networks.tensors`, of a model and `trained_layers`."""
+
+    def mask(model: Any, layers: int) -> Any:
+        from elastic_trainer.networks import tensors
+
+        return getattr(tensors, name)(model, *([layers] if takes_layers else []))
+
+    return mask
+
+
+_all, _head = _mask("all_mask"), _mask("head_mask")
+
+
+def _closed_form(context: Any) -> Any:
+    from elastic_trainer.selection.schemes import ClosedFormScheme
+
+    return ClosedFormScheme(_head(context.task.model, 0), context.data)
 
 
 def _prunetrain(context: Any) -> Any:
@@ -142,9 +124,11 @@ SCHEMES: dict[str, SchemeEntry] = {
         can_split=False,
     ),
     "bn_plus_bias_training": _fixed(
-        "BN+Bias", "scales and shifts of normalisation, biases, and the head", _normalisation_and_biases
+        "BN+Bias",
+        "scales and shifts of normalisation, biases, and the head",
+        _mask("normalisation_and_bias_mask"),
     ),
-    "last_layers_training": _fixed("Last layers", "the last layers (paper, Fig 2)", _last_layers),
+    "last_layers_training": _fixed("Last layers", "the last layers (paper, Fig 2)", _mask("last_layers_mask", True)),
     "elastic_training": elastic("ElasticTrainer", "tensors selected by importance"),
     "elastic_training_weight_magnitude": elastic(
         "Weight magnitude", "tensors selected by the magnitude of weights (paper, Fig 20)", "weight_magnitude"

@@ -21,10 +21,11 @@ from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
-from elastic_trainer.selection.budget import Progress, RhoBudget
+from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
+from elastic_trainer.timing.table import TimingTable
 
 
 class SchemeContext(NamedTuple):
@@ -33,7 +34,7 @@ class SchemeContext(NamedTuple):
     task: Task
     data: ShuffledData
     settings: Settings
-    budget: RhoBudget | None = None  # of an elastic scheme (`elastic.make_budget`)
+    table: TimingTable | None = None  # of an elastic scheme
 
 
 class Scheme:

@@ -1,7 +1,7 @@
 """The selection: importance, timing table and budget are put to the Tensor Selector (paper sections 3.3 and 6).
 
-Its `Problem` has the tensors in backward order. Here and in the table alone do they change their order: whatever asks
-for a selection, and the selection that it gets, has them in the order of `model.trainable_variables`.
+Here and in the table alone are tensors in backward order: whatever asks for a selection, and the selection that it
+gets, has them in the order of `model.trainable_variables`.
 
 The table knows the time of a step on the device as it was when the table was measured, "table time". A `Plan` is in
 table time. A `Selection` is what trains, in wall time: a scheme makes it of a plan and of the speed measured now.
@@ -28,66 +28,6 @@ FILLER = 1e-6
 # Parts of `Selection.seconds`: importance with the gradient passes before the first selection, the solver, tracing the
 # new step, and its first call, which trains too (TensorFlow optimises the graph in it).
 SELECTION_PARTS = ("importance", "solve", "trace", "first_call")
-
-
-class Problem(NamedTuple):
-    """Which tensors to train; arrays [N] in backward order, times in ms of a step.
-
-    Always-trained tensors have zero value; they and the chain to them are already paid for. A gamma and its kernel are
-    one tensor, at the place of the deeper one; the other gains and costs nothing.
-    """
-
-    t_dy_ms: np.ndarray  # what going one tensor deeper adds to a step
-    t_dw_ms: np.ndarray  # what training each tensor adds
-    importance: np.ndarray
-    left_ms: float  # what both may add
-    always: np.ndarray  # bool [N], always trained
-    pairs: list[tuple[int, int]]  # places of the other gammas and of their kernels, which train only together
-    positions: np.ndarray  # as of `TimingTable`
-
-    @classmethod
-    def of(
-        cls,
-        table: TimingTable,
-        head: np.ndarray,
-        importance: np.ndarray,
-        budget_ms: float,
-        misses: float,
-        has_fillers: bool = False,
-    ) -> Problem:
-        """The problem of a step that may take `budget_ms` and always trains `head`; `misses` as in `timing.fit`.
-
-        With `has_fillers`, tensors of negative importance train where the budget has room.
-        """
-        always, kernels = head[table.positions], table.kernels
-        t_dy_ms = table.wall_t_dy_ms(misses)
-        t_dy_ms[: table.depth(head)] = 0.0
-        t_dw_ms = np.where(always, 0.0, table.wall_t_dw_ms)
-        gains = np.where(always, 0.0, importance[table.positions])
-        gammas = np.flatnonzero((kernels >= 0) & ~always & ~always[kernels])
-        pairs = [(int(gamma), int(kernels[gamma])) for gamma in gammas]
-        for pair in pairs:
-            deep, shallow = max(pair), min(pair)
-            for each in (t_dw_ms, gains):
-                each[deep] += each[shallow]
-                each[shallow] = 0.0
-        if has_fillers:
-            gains[gains < 0] = FILLER
-        left_ms = budget_ms - table.predict_ms(head, misses)
-        return cls(t_dy_ms, t_dw_ms, gains, left_ms, always, pairs, table.positions)
-
-    def mask(self, solution: np.ndarray) -> np.ndarray:
-        """Bool [N] over `model.trainable_variables`: always-trained tensors, and those that `solution` selects.
-
-        It is int, of at most N tensors: the first of the backward order.
-        """
-        selected = self.always.copy()
-        selected[: len(solution)] |= solution == 1
-        for pair in self.pairs:
-            selected[[*pair]] = selected[max(pair)]
-        mask = np.empty_like(selected)
-        mask[self.positions] = selected
-        return mask
 
 
 class Plan(NamedTuple):
@@ -168,14 +108,35 @@ def select_tensors(
         misses: of cached features, see `timing.fit`; making them is part of the step time.
         max_depth: how many tensors of the backward order may train, the last of which is the deepest; None: all.
         time_resolution: T_q, see `selection_solver_DP.solve`.
-        has_fillers: see `Problem.of`.
+        has_fillers: tensors of negative importance train where the budget has room.
     """
     budget_ms = _budget_ms(table, rho, misses)
     if rho >= 1 and max_depth in (None, len(head)):  # full training, whatever the tensors gain
         return plan_of(table, np.ones(len(head), bool), importance, budget_ms, misses)
-    problem = Problem.of(table, head, importance, budget_ms, misses, has_fillers)
-    t_dy_ms, t_dw_ms, gains = (part[:max_depth] for part in (problem.t_dy_ms, problem.t_dw_ms, problem.importance))
-    mask = problem.mask(selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, problem.left_ms, time_resolution).mask)
+    # In backward order. What always trains gains nothing; it and the chain to it are paid for.
+    always, kernels = head[table.positions], table.kernels
+    t_dy_ms = table.wall_t_dy_ms(misses)
+    t_dy_ms[: table.depth(head)] = 0.0
+    t_dw_ms = np.where(always, 0.0, table.wall_t_dw_ms)
+    gains = np.where(always, 0.0, importance[table.positions])
+    # A gamma and its kernel are one tensor, at the place of the deeper one; the other gains and costs nothing.
+    gammas = np.flatnonzero((kernels >= 0) & ~always & ~always[kernels])
+    pairs = [sorted((int(gamma), int(kernels[gamma]))) for gamma in gammas]
+    for shallow, deep in pairs:
+        for each in (t_dw_ms, gains):
+            each[deep] += each[shallow]
+            each[shallow] = 0.0
+    if has_fillers:
+        gains[gains < 0] = FILLER
+    left_ms = budget_ms - table.predict_ms(head, misses)
+    t_dy_ms, t_dw_ms, gains = (part[:max_depth] for part in (t_dy_ms, t_dw_ms, gains))
+    found = selection_solver_DP.solve(t_dy_ms, t_dw_ms, gains, left_ms, time_resolution).mask
+    selected = always.copy()
+    selected[: len(found)] |= found == 1
+    for shallow, deep in pairs:
+        selected[[shallow, deep]] = selected[deep]
+    mask = np.empty_like(selected)
+    mask[table.positions] = selected
     return plan_of(table, mask, importance, budget_ms, misses)
 
 

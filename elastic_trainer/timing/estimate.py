@@ -7,7 +7,7 @@ gradient passes and by the steps of a selection (`selection.budget`), `ElasticTr
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,16 +27,12 @@ NOMINAL_FLOPS = 5e7  # a ms, of a device that nothing has measured; only shares 
 
 
 def estimated_table(
-    task: Task,
-    optimizer: keras.optimizers.Optimizer,
-    batch_size: int,
-    settings: dict[str, Any],
-    full_ms: float | None = None,
+    task: Task, optimizer: keras.optimizers.Optimizer, batch_size: int, full_ms: float | None = None
 ) -> TimingTable:
     """The timing table by FLOPs and bytes. A step that trains everything takes `full_ms`, if that is known.
 
     The step is traced, which takes a second or two, and not compiled. Where shapes say nothing, operations take the
-    same time each. `sharpened` corrects the table by further steps; `settings` as of `profile_task`.
+    same time each. `sharpened` corrects the table by further steps.
     """
     from elastic_trainer.engine.step import TrainStep
 
@@ -49,7 +45,7 @@ def estimated_table(
     attribution = attribute(full, task.model.trainable_variables)
     details = {"timing": "flops", "is_estimate": full_ms is None, "traced_steps": 0, "environment": environment()}
     op_ms = {name: scale * cost for name, cost in costs.items()}
-    table = added_up(task, settings, full, attribution, op_ms, 0.0, details)
+    table = added_up(task, full, attribution, op_ms, details)
     copying_ms = 2e6 * FLOPS_OF_BYTE * scale  # of a MB of features, which is read and written
     return replace(table, fit=replace(table.fit, reading_factor=copying_ms, writing_factor=copying_ms))
 

@@ -158,14 +158,4 @@ def fit_wall_time(
     median, largest = (None if np.isnan(errors[0]) else float(np.percentile(errors, q)) for q in (50, 95))
     untraced_ms, factors = solve(np.ones(len(measured_ms), bool))
     constant, chain, own, forward = map(float, factors)
-    return Fit(
-        constant_ms=constant,
-        t_dy_factor=chain,
-        t_dw_factor=own,
-        t_fw_factor=forward,
-        median_error_percent=median,
-        p95_error_percent=largest,
-        selections=len(different),
-        rounds=rounds,
-        untraced_ms=untraced_ms,
-    )
+    return Fit(constant, chain, own, forward, median, largest, len(different), rounds, untraced_ms=untraced_ms)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.timing.attribution import Attribution, attribute
+from elastic_trainer.timing.attribution import Attribution
 from elastic_trainer.timing.fit import with_kernels
 from elastic_trainer.timing.wall_time import MAX_ROUNDS, MIN_ROUNDS, measure_ms, median_ms, without_drift
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.batches import Batch
-    from elastic_trainer.engine.step import TrainStep
     from elastic_trainer.engine.task import Task
     from elastic_trainer.settings import Settings
 
@@ -46,29 +44,13 @@ class Training(NamedTuple):
     batch: Batch
 
 
-class Measurement(NamedTuple):
-    """Measured steps of one network, which a timing table is fitted to.
+class MeasuredStep(NamedTuple):
+    """Wall times of one step."""
 
-    Attributes:
-        task: that the steps train.
-        full: the step that trains everything; `run_full` runs it.
-        attribution: of that step.
-        masks: selections, bool [N] over `model.trainable_variables`, the full one last.
-        step_ms: [rounds, len(masks)] wall times.
-        cached: indices into `masks` of the selections that were measured on cached features, too.
-        cached_ms: [rounds, len(cached)] wall times on those.
-        wall_ms: the other measured fields of the `TimingTable`.
-    """
-
-    task: Task
-    full: TrainStep
-    run_full: Callable[[], object]
-    attribution: Attribution
-    masks: list[np.ndarray]
-    step_ms: np.ndarray
-    cached: list[int]
-    cached_ms: np.ndarray
-    wall_ms: dict[str, float]
+    selection: int  # which of the selections it trains
+    mask: np.ndarray  # bool [N] over `model.trainable_variables`
+    from_features: bool  # that are cached, else from inputs
+    ms: np.ndarray  # [rounds]
 
 
 def calibration_masks(
@@ -175,31 +157,33 @@ def copying_ms() -> tuple[float, float]:
     return reading_ms / megabytes, writing_ms / megabytes
 
 
-def measure(training: Training, seconds: float = MEASURING_SECONDS) -> Measurement:
-    """Measure steps of a few selections, from inputs and from cached features, for `seconds`, at least five rounds."""
+def measure(
+    training: Training, run_full: partial[Any], attribution: Attribution, seconds: float = MEASURING_SECONDS
+) -> tuple[list[MeasuredStep], dict[str, float]]:
+    """Measure steps of a few selections, from inputs and from cached features, for `seconds`, at least five rounds.
+
+    `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, those from
+    features last, and the other measured fields of the `TimingTable`.
+    """
     from elastic_trainer.engine.step import AllGradients, forward_pass
 
     task, _, batch = training
-    [run_full] = compile_steps(training, [None])
-    full: TrainStep = run_full.func  # type: ignore[assignment]
-    attribution = attribute(full, task.model.trainable_variables)
     masks = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
     runs = [*compile_steps(training, masks[:-1]), run_full]
-    from_features = [compile_from_features(run) for run in runs] if len(runs) > 1 else []
-    cached = {index: run for index, run in enumerate(from_features) if run is not None}
-    calls: dict[str, list[Callable[[], object]]] = {
-        "forward": [partial(forward_pass(task, len(batch)), *run_full.args)],
-        "steps": [*runs],
-        # The gradient pass is next to the full step, so that both see the same disturbances.
-        "pass": [partial(AllGradients(task, len(batch)).run, batch)],
-        "cached": [*cached.values()],
-    }
-    times = measure_steps([*chain(*calls.values())], seconds)
-    ms = dict(zip(calls, np.split(times, np.cumsum([len(each) for each in calls.values()])[:-1], axis=1), strict=True))
-    full_ms = ms["steps"][:, -1:]
+    from_features = [*map(compile_from_features, runs)] if len(runs) > 1 else []
+    cached = [(index, run) for index, run in enumerate(from_features) if run is not None]
+    forward = partial(forward_pass(task, len(batch)), *run_full.args)
+    gradient_pass = partial(AllGradients(task, len(batch)).run, batch)
+    # The gradient pass is next to the full step, so that both see the same disturbances.
+    times = measure_steps([forward, *runs, gradient_pass, *(run for _, run in cached)], seconds).T
+    end = 1 + len(runs)
+    (forward_ms, *steps_ms), pass_ms, cached_ms = times[:end], times[end], times[end + 1 :]
+    steps = [MeasuredStep(k, mask, False, ms) for k, (mask, ms) in enumerate(zip(masks, steps_ms, strict=True))]
+    steps += [MeasuredStep(k, masks[k], True, ms) for (k, _), ms in zip(cached, cached_ms, strict=True)]
+    full_ms = float(np.median(steps_ms[-1]))
     wall_ms = {
-        "forward_ms": float(np.median(ms["forward"])),
-        "full_step_ms": float(np.median(full_ms)),
-        "gradient_pass_ms": float(np.median(ms["pass"] / full_ms)) * float(np.median(full_ms)),
+        "forward_ms": float(np.median(forward_ms)),
+        "full_step_ms": full_ms,
+        "gradient_pass_ms": float(np.median(pass_ms / steps_ms[-1])) * full_ms,
     }
-    return Measurement(task, full, run_full, attribution, masks, ms["steps"], [*cached], ms["cached"], wall_ms)
+    return steps, wall_ms

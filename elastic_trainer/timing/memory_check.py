@@ -63,20 +63,18 @@ class TracedSteps:
         needed: Needed,
         batch_size: int,
         micro_batch: int | None = None,
-        what: str = "training",
         can_split: bool = False,
         trains_less: str | None = None,
     ) -> None:
-        """Raise `UserError` if `what` takes more memory than there is; it names what fits (`MemoryBudget.refuse`).
+        """Raise `UserError` if training takes more memory than there is; it names what fits (`MemoryBudget.refuse`).
 
         `trains_less`: flags that train what fits, if the head does; None: there are none.
         """
         if self.certainly_fit(batch_size) or self.memory.fits(needed(batch_size, part_rows(batch_size, micro_batch))):
             return
-        others = [] if trains_less is None else [trains_less]
+        others, settings = [] if trains_less is None else [trains_less], self.settings
         if others and not self.memory.fits(self.needed_mb(head_mask(self.model), batch_size, micro_batch)):
             others = []
-        settings = self.settings
-        what = f"{what} {settings.model_name} on {batch_size} images of {settings.input_size}×{settings.input_size}"
+        what = f"training {settings.model_name} on {batch_size} images of {settings.input_size}×{settings.input_size}"
         beside = " and what the images take"
         raise self.memory.refuse(what, needed, batch_size, micro_batch, can_split, others, beside)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,21 @@ from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import OperationTimes, attribute
 from elastic_trainer.timing.fit import depth_of, fit_wall_time, forward_sums, selection_sums
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, Measurement, Training, copying_ms, measure
+from elastic_trainer.timing.measuring import (
+    MEASURING_SECONDS,
+    MeasuredStep,
+    Training,
+    compile_steps,
+    copying_ms,
+    measure,
+)
 from elastic_trainer.timing.table import TimingTable, added_up, timing_table
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
 
 if TYPE_CHECKING:
     import keras
 
+    from elastic_trainer.engine.step import TrainStep
 
 # Small networks have noisy steps, but many of them fit into the time.
 MIN_TRACED, MAX_TRACED, TRACING_SECONDS = 8, 40, 10
@@ -68,105 +77,87 @@ def profile(
         model.optimizer.build(model.trainable_variables)
     changed = [*model.trainable_variables, *model.optimizer.variables]
     with restored(changed, task.variables.written), tempfile.TemporaryDirectory() as folder:
-        return profile_task(Training(task, model.optimizer, batch), {}, Path(folder), seconds=seconds)
+        return profile_task(Training(task, model.optimizer, batch), Path(folder), seconds)
 
 
-def profile_task(
-    training: Training,
-    settings: dict[str, Any],
-    folder: Path,
-    seconds: float = MEASURING_SECONDS,
-) -> TimingTable:
+def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SECONDS) -> TimingTable:
     """Measure the timing table of a task.
 
     Args:
         training, seconds: as of `measuring.measure`.
-        settings: what the table depends on besides the network, in JSON's types; kept in the table.
         folder: where the trace is kept.
 
     Raises:
         UserError: TensorFlow wrote no trace, or another profiler is running.
     """
     start = time.perf_counter()
-    measurement = measure(training, seconds)
-    table = make_table(measurement, settings, folder)
-    table.details["profiling_seconds"] = time.perf_counter() - start
-    return table
-
-
-def make_table(measurement: Measurement, settings: dict[str, Any], folder: Path) -> TimingTable:
-    """The timing table of a measured network. Arguments as for `profile_task`."""
-    op_ms, unmatched, traced_steps = _operation_times(measurement, folder)
-    timed = {name: ms for name, ms in op_ms.items() if ms > 0}
-    _, full, _, attribution, masks, step_ms, cached, *_ = measurement
-    median_ms, cached_ms = np.median(step_ms, axis=0), np.median(measurement.cached_ms, axis=0)
-    traced = attribution.times(timed)
-    sums, counts = (_step_sums(each, measurement) for each in (traced, attribution.times(dict.fromkeys(timed, 1.0))))
+    [run_full] = compile_steps(training, [None])
+    full: TrainStep = run_full.func  # type: ignore[assignment]
+    attribution = attribute(full, training.task.model.trainable_variables)
+    steps, wall_ms = measure(training, run_full, attribution, seconds)
+    traced_steps = min(max(int(1e3 * TRACING_SECONDS / wall_ms["full_step_ms"]), MIN_TRACED), MAX_TRACED)
+    op_ms, unmatched = read_op_times(_trace(run_full, traced_steps, folder), full.graph, traced_steps)
+    timed, median_ms = {name: ms for name, ms in op_ms.items() if ms > 0}, [float(np.median(one.ms)) for one in steps]
+    traced, counted = attribution.times(timed), attribution.times(dict.fromkeys(timed, 1.0))
     fit = fit_wall_time(
-        sums,
-        counts,
-        np.concatenate([median_ms, cached_ms]),
-        np.array([*range(len(masks)), *cached]),
-        len(step_ms),
+        _step_sums(traced, steps, attribution.positions),
+        _step_sums(counted, steps, attribution.positions),
+        np.array(median_ms),
+        np.array([one.selection for one in steps]),
+        len(steps[0].ms),
         MAX_UNTRACED * float(np.median([*timed.values()])),
         traced.other_ms,
     )
-    times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
     reading_factor, writing_factor = copying_ms()
-    low, high = np.percentile(step_ms, (25, 75), axis=0)
-    on_features_ms = dict(zip(cached, cached_ms.tolist(), strict=True))
+    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
+    low, middle, high = np.percentile([one.ms for one in steps if not one.from_features], (25, 50, 75), axis=1)
     details = {
         "timing": "trace",
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
         "operations": len(timed),
-        "measured_selections": [
-            {
-                "trained_tensors": int(mask.sum()),
-                "step_ms": float(median_ms[index]),
-                "cached_step_ms": on_features_ms.get(index),
-            }
-            for index, mask in enumerate(masks)
+        "measured_steps": [
+            {"trained_tensors": int(one.mask.sum()), "from_features": one.from_features, "step_ms": ms}
+            for one, ms in zip(steps, median_ms, strict=True)
         ],
-        "measurement_spread_percent": 100 * float(np.median((high - low) / median_ms)),
+        "measurement_spread_percent": 100 * float(np.median((high - low) / middle)),
         "environment": environment(),
     }
-    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
-    return timing_table(measurement.task, settings, full, attribution, times, fit, measurement.wall_ms, details)
+    times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
+    table = timing_table(training.task, full, attribution, times, fit, wall_ms, details)
+    table.details["profiling_seconds"] = time.perf_counter() - start
+    return table
 
 
-def _step_sums(times: OperationTimes, measurement: Measurement) -> np.ndarray:
-    """[steps, 3], see `fit_wall_time`: of each measured step, then of those from cached features."""
+def _step_sums(times: OperationTimes, steps: Sequence[MeasuredStep], positions: np.ndarray) -> np.ndarray:
+    """[steps, 3], see `fit_wall_time`."""
     recomputed_ms, prefix_ms = forward_sums(times.t_fw_ms, times.preprocessing_ms)
-    selected = [mask[measurement.attribution.positions] for mask in measurement.masks]
-    backward_ms = np.array([selection_sums(one, times.t_dy_ms, times.t_dw_ms) for one in selected])
-    depths = np.array([depth_of(one) for one in selected])
-    computed = np.column_stack([backward_ms, recomputed_ms[depths] + prefix_ms[depths]])
-    on_features = np.column_stack([backward_ms, recomputed_ms[depths]])
-    return np.concatenate([computed, on_features[measurement.cached]])
+    sums = []
+    for step in steps:
+        selected = step.mask[positions]
+        depth = depth_of(selected)
+        forward_ms = recomputed_ms[depth] + (0.0 if step.from_features else prefix_ms[depth])
+        sums.append([*selection_sums(selected, times.t_dy_ms, times.t_dw_ms), forward_ms])
+    return np.array(sums)
 
 
-def _operation_times(measurement: Measurement, folder: Path) -> tuple[dict[str, float], float, int]:
-    """Time of each operation in ms (on a GPU of its kernels, untested on a live one), the share (0…1) of time that
-    matched none, and the number of traced steps."""
+def _trace(run: Callable[[], object], steps: int, folder: Path) -> Path:
+    """The file of a trace of so many steps (on a GPU of its kernels, untested on a live one)."""
     import tensorflow as tf
 
-    graph, full_ms = measurement.full.graph, float(np.median(measurement.step_ms[:, -1]))
-    steps = min(max(int(1e3 * TRACING_SECONDS / full_ms), MIN_TRACED), MAX_TRACED)
     with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
 
-        def run() -> None:
-            measurement.run_full()
+        def run_one() -> None:
+            run()
             bar.update()
 
         try:
-            trace = trace_step(run, steps, folder)
+            return trace_step(run_one, steps, folder)
         except tf.errors.AlreadyExistsError as error:
             raise UserError("another profiler is running, such as TensorBoard's; stop it, and profile again") from error
-    return *read_op_times(trace, graph, steps), steps
 
 
-def table_of_trace(training: Training, settings: dict[str, Any], trace: OperationTrace, file_name: str) -> TimingTable:
+def table_of_trace(training: Training, trace: OperationTrace, file_name: str) -> TimingTable:
     """The timing table of the device that `trace` was recorded on; nothing is measured here.
 
     Operation times are added up, as a GPU's single stream runs them: that is the fit. Time that matched no operation is
@@ -174,7 +165,6 @@ def table_of_trace(training: Training, settings: dict[str, Any], trace: Operatio
 
     Args:
         training: of a network built like the traced one, on a batch of that size.
-        settings: as of `profile_task`.
         trace: of full steps; may lack the updates, whose time is then 0.
         file_name: what profile.json calls the trace.
 
@@ -197,4 +187,4 @@ def table_of_trace(training: Training, settings: dict[str, Any], trace: Operatio
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
     }
-    return added_up(task, settings, full, attribution, op_ms, unmatched_ms, details)
+    return added_up(task, full, attribution, op_ms, details, unmatched_ms)

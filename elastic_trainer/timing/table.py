@@ -48,7 +48,6 @@ class TimingTable:
             features_mb: see `timing.attribution`.
         forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
         fit: from operation times to wall time.
-        settings: that it was measured with, such as those in `TABLE_SETTINGS`.
         memory: what steps take in memory, by depth; None: unknown.
         details: further measurements, kept in profile.json.
     """
@@ -66,7 +65,6 @@ class TimingTable:
     full_step_ms: float
     gradient_pass_ms: float
     fit: Fit
-    settings: dict[str, Any] = field(default_factory=dict)
     memory: StepMemory | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
@@ -170,12 +168,11 @@ class TimingTable:
 
 def added_up(
     task: Task,
-    settings: dict[str, Any],
     full: TrainStep,
     attribution: Attribution,
     op_ms: Mapping[str, float],
-    rest_ms: float,
     details: dict[str, Any],
+    rest_ms: float = 0.0,
 ) -> TimingTable:
     """The timing table by which a step takes the sum of its operations' times, by name, and `rest_ms`."""
     times = attribution.times(op_ms)
@@ -185,12 +182,11 @@ def added_up(
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
     pass_ms = full_step_ms - float(times.update_ms.sum())
     wall_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms, "gradient_pass_ms": pass_ms}
-    return timing_table(task, settings, full, attribution, times, fit, wall_ms, details)
+    return timing_table(task, full, attribution, times, fit, wall_ms, details)
 
 
 def timing_table(
     task: Task,
-    settings: dict[str, Any],
     full: TrainStep,
     attribution: Attribution,
     times: OperationTimes,
@@ -201,21 +197,16 @@ def timing_table(
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
     from elastic_trainer.engine.step_memory import step_memory
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.timing.graph_digest import graph_digest
 
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
-    operation_ms = {
+    details["operation_ms"] = {
         "forward": times.forward_ms,
         "error_chain": float(times.t_dy_ms.sum()),
         "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
         "updates": float(times.update_ms.sum()),
         "other": times.other_ms,
     }
-    details |= {
-        "operation_ms": operation_ms,
-        "tensors_without_gradient": [names[k] for k in positions if full.gradients[k] is None],
-        "graph_digest": graph_digest(task, full.inputs[0].shape[0]),
-    }
+    details["tensors_without_gradient"] = [names[k] for k in positions if full.gradients[k] is None]
     return TimingTable(
         names=[names[k] for k in positions],
         shapes=[tuple(variables[k].shape) for k in positions],
@@ -228,7 +219,6 @@ def timing_table(
         preprocessing_ms=times.preprocessing_ms,
         **wall_ms,
         fit=fit,
-        settings=settings,
         memory=step_memory(full, attribution.places, positions),
         details=details,
     )

@@ -16,8 +16,6 @@ not. The script prints one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,16 +41,13 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
-from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
-from elastic_trainer.timing.measuring import MEASURING_SECONDS
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the paper's
 EPOCHS = 3  # from one selection to the next, so that features are used again
 MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
-BUSY_SHARE = 0.75  # of a run's steps, in which --busy processes compete
 
 
 def standardize(model: keras.Model, images: Any) -> None:
@@ -71,34 +66,17 @@ def standardize(model: keras.Model, images: Any) -> None:
     freeze_batch_norm(model)
 
 
-def full_training_step(network: Settings) -> TrainStep:
-    """A step of full training of a new, separate network."""
-    model = models.build(network)
-    optimizer = make_optimizer(network.optimizer, Settings.learning_rate, Settings.weight_decay, 100_000)
-    optimizer.build(model.trainable_variables)
-    return TrainStep(ImageClassification(model), optimizer, network.batch_size)
-
-
 class Alternating(Listener):
-    """Calls `full` before each step of a run, while `busy` processes compete in its first part.
+    """Calls `full` before each step of a run.
 
     `times` gets, of each step, ms of the run's own step (NaN if it was not timed), of making its features, and of
     `full`; and whether other virtual machines took no time from them.
     """
 
-    def __init__(self, full: Callable[[], object], busy: int) -> None:
+    def __init__(self, full: Callable[[], object]) -> None:
         self.full, self.times = full, list[tuple[float, ...]]()
-        self.children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
-
-    def end_busy(self) -> None:
-        for child in self.children:
-            child.kill()
-            child.wait()
-        self.children = []
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.trainer.history.step >= BUSY_SHARE * self.trainer.schedule.total_steps:
-            self.end_busy()
         self.start = time.perf_counter(), stolen_seconds()
         self.full_ms = float(measure_ms([self.full], 1)[0, 0])
 
@@ -109,11 +87,6 @@ class Alternating(Listener):
         own_ms = np.nan if result.step_ms is None else result.step_ms
         self.times.append((own_ms, result.caching_ms, self.full_ms, is_quiet))
 
-    def by_selection(self) -> list[np.ndarray]:
-        """`times` of each selection, [steps, 4]."""
-        starts = [selection.step for selection in self.trainer.history.selections[1:]]
-        return np.split(np.array(self.times), starts)
-
 
 def run(
     model: keras.Model,
@@ -121,22 +94,18 @@ def run(
     settings: Settings,
     table: TimingTable | None,
     full: Callable[[], object],
-    busy: int,
 ) -> dict[str, Any]:
     """One elastic run beside `full`, which runs a step of full training: ratios by medians and by sums, and so on.
 
     "predicted" is below the requested rho if no further tensor fits. "by_slowdown" is the run's
     own estimate of its rho.
     """
-    listener = Alternating(full, busy)
-    try:
-        trainer = Trainer(model, data, "elastic_training", settings, [listener], table=table)
-        results = trainer.run()
-    finally:
-        listener.end_busy()
+    listener = Alternating(full)
+    trainer = Trainer(model, data, "elastic_training", settings, [listener], table=table)
+    results = trainer.run()
     assert results is not None, "it ran to its end"
     selections, parts = trainer.history.selections, []
-    for times in listener.by_selection():
+    for times in np.split(np.array(listener.times), [selection.step for selection in selections[1:]]):
         timed = times[~np.isnan(times[:, 0])]
         parts.append(timed[:, (0, 2, 3)] + [times[:, 1].mean(), 0, 0])
     pairs, is_quiet = np.concatenate(parts).T[:2], np.concatenate(parts)[:, 2]
@@ -156,39 +125,34 @@ def run(
     }
 
 
-def profiled_table(model: keras.Model, network: Settings, seconds: float = MEASURING_SECONDS) -> TimingTable:
-    with tempfile.TemporaryDirectory() as folder:
-        return profiler.profile(model, network, Path(folder), seconds)
-
-
-def prepared(network: Settings, steps: int) -> tuple[keras.Model, ImageData, Callable[[], object]]:
-    """The network, digits for `steps` steps between two selections, and a step of full training of another network."""
-    model, data = models.build(network), few_digits(network, steps // EPOCHS)
-    batch = next(iter(data.train(0)))
-    if network.weights == "none" and not is_custom_model(network.model_name):
-        batches = data.importance_batches(0, 32 // network.batch_size or 1)
-        standardize(model, np.concatenate([batch.inputs for batch in batches]))
-    return model, data, partial(full_training_step(network), batch.inputs, batch.targets)
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The timing table, and of each feasible rho its runs, one a round."""
     network = args.network
-    model, data, full = prepared(network, args.steps)
-    table = None if args.estimated else profiled_table(model, network)
+    model, data = models.build(network), few_digits(network, args.steps // EPOCHS)
+    batch = next(iter(data.train(0)))
+    if network.weights == "none":
+        batches = data.importance_batches(0, 32 // network.batch_size or 1)
+        standardize(model, np.concatenate([batch.inputs for batch in batches]))
+    other = models.build(network)  # a separate network, which trains in full
+    optimizer = make_optimizer(network.optimizer, Settings.learning_rate, Settings.weight_decay, 100_000)
+    optimizer.build(other.trainable_variables)
+    full = partial(TrainStep(ImageClassification(other), optimizer, network.batch_size), batch.inputs, batch.targets)
+    table = None
+    if not args.estimated:
+        with tempfile.TemporaryDirectory() as folder:
+            table = profiler.profile(model, network, Path(folder))
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     settings = Settings(
         optimizer=network.optimizer,
         num_epochs=EPOCHS * args.intervals,
         interval=EPOCHS,
-        importance_batches=args.importance_batches,
         feature_cache="float32",
     )
     smallest = 0.0 if table is None else smallest_rho(table, head_mask(model), misses=1 / EPOCHS)
     runs: dict[float, list[dict[str, Any]]] = {rho: [] for rho in RHOS if rho >= smallest}
     for rho in args.rounds * [*runs]:
         model.set_weights(weights)
-        runs[rho].append(run(model, data, replace(settings, rho=rho), table, full, args.busy))
+        runs[rho].append(run(model, data, replace(settings, rho=rho), table, full))
         print(f"rho {rho:g}: median step {runs[rho][-1]['measured']:.3f} of full training's", flush=True)
     records: list[dict[str, Any]] = [
         {"asked": rho, **{key: float(np.median([one[key] for one in each])) for key in each[0]}, "runs": each}
@@ -199,8 +163,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "rounds": args.rounds,
         "selections_a_run": args.intervals,
         "steps_between_selections": args.steps,
-        "importance_batches": args.importance_batches,
-        "busy_processes": args.busy,
         "rho": records,
         "kept": kept,
         "profiled_full_step_ms": None if table is None else table.full_step_ms,
@@ -211,9 +173,7 @@ SETTINGS = {
     "rounds": Setting(2, 1, "runs for each rho"),
     "steps": Setting(30, 12, "steps between two selections"),
     "intervals": Setting(4, 2, "selections a run"),
-    "importance_batches": Setting(1, 1, "averaged for a selection"),
     "estimated": Setting(0, 0, "1: without a timing table"),
-    "busy": Setting(0, 0, "processes that compete for the cores in the first three quarters of each run"),
 }
 
 

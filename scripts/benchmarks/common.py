@@ -14,8 +14,6 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import data
@@ -91,13 +89,3 @@ def few_digits(network: Settings, steps: int) -> ImageData:
         for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
     )
     return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)
-
-
-def errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
-    """Median, 95th percentile and mean signed relative error in percent."""
-    relative = 100 * (predicted / measured - 1)
-    return {
-        "median_error_percent": float(np.median(np.abs(relative))),
-        "p95_error_percent": float(np.percentile(np.abs(relative), 95)),
-        "bias_percent": float(np.mean(relative)),
-    }

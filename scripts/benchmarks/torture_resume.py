@@ -8,16 +8,11 @@ tables except their times, and TensorBoard's events (no step missing). If anythi
 status is 2; else the script prints one JSON object as its last line.
 
     python scripts/benchmarks/torture_resume.py
-    sudo .venv/bin/python scripts/benchmarks/torture_resume.py --what machine --kills 10
-
-A machine is a container in which systemd starts the run by the unit of docs/small_boards.md. Before every second cut of
-its power, its disk is full for 5 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import shutil
 import subprocess
@@ -28,7 +23,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import booted
 import common  # first: it sets the import path
 import keras
 from common import Setting
@@ -40,7 +34,6 @@ from elastic_trainer.system.errors import UserError
 # Columns that come from clocks and other meters; all others must be equal.
 METERED = {"train_seconds", "selection_seconds", "validation_seconds", "median_step_ms", "measured_step_ms"}
 METERED |= {"energy_joules", "peak_memory_mb", "gpu_peak_memory_mb"}
-WHAT = PROCESS, MACHINE = "process", "machine"
 
 
 def start(script: str, *arguments: object, log: Path) -> subprocess.Popen[bytes]:
@@ -116,19 +109,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Make both runs and compare them. Raises `UserError` if they differ."""
     logdir = args.output or Path(tempfile.mkdtemp())
     logdir.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        disk, start_tortured = logdir, start
-        if args.what == MACHINE:
-            disk = stack.enter_context(booted.mounted("tmpfs", "size=300m", logdir / "disk"))
-            start_tortured = stack.enter_context(booted.machine(logdir))
-        record = torture(args, disk, logdir / "output.txt", start_tortured)
-    if not args.output:
-        shutil.rmtree(logdir)
-    return record
-
-
-def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: booted.Boot) -> dict[str, Any]:
-    """Both runs, the second one started by `start_tortured`."""
+    log = logdir / "output.txt"
     flags = ["--dataset_name", "digits", "--logdir", logdir]
     finish(start("profiler.py", *flags, log=log), log)
     flags += ["--num_epochs", args.num_epochs, "--interval", 1.5, "--deterministic", "--save_model"]
@@ -138,17 +119,12 @@ def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: b
     unbroken_seconds = time.monotonic() - started
     steps = read_summary(logdir / "unbroken")["steps"]
 
-    rng, kills, results, times_full = random.Random(args.seed), list[str](), list[dict[str, bool]](), 0
+    rng, kills, results = random.Random(args.seed), list[str](), list[dict[str, bool]]()
     folder = logdir / "tortured"
     started = time.monotonic()
     while len(kills) < args.kills or not results or folder.exists():
-        process = start_tortured(*often, *flags, "--run_name", folder.name, "--resume", log=log)
+        process = start(*often, *flags, "--run_name", folder.name, "--resume", log=log)
         seconds = rng.uniform(0.0, 0.9 * unbroken_seconds)
-        if args.what == MACHINE and len(kills) % 2:
-            time.sleep(seconds)  # then the run fails for 5 seconds, and is started again
-            with booted.full_disk(logdir):
-                time.sleep(5)
-            times_full, seconds = times_full + 1, rng.uniform(0.0, 5.0)
         moment = kill_at(process, folder, seconds, len(kills) % 3 == 0) if len(kills) < args.kills else None
         if moment is not None:
             kills.append(moment)
@@ -159,8 +135,9 @@ def torture(args: argparse.Namespace, logdir: Path, log: Path, start_tortured: b
     kept = {name: all(one[name] for one in results) for name in results[0]}
     if not all(kept.values()):
         raise UserError(f"{logdir}: differs: {', '.join(name for name, equal in kept.items() if not equal)}")
+    if not args.output:
+        shutil.rmtree(logdir)
     return {
-        **({"times_that_the_disk_was_full": times_full} if args.what == MACHINE else {}),
         "kills": len(kills),
         "kills_while_a_checkpoint_was_written": kills.count("saving"),
         "runs_they_fell_on": len(results),
@@ -175,7 +152,6 @@ SETTINGS = {
     "kills": Setting(30, 3, "how often to kill"),
     "seed": Setting(0, 0, "of the moments"),
     "num_epochs": Setting(6, 3, "of each run"),
-    "what": Setting(PROCESS, PROCESS, "to kill; a machine is a container that boots (Linux, root)", {"choices": WHAT}),
     "output": Setting(None, None, "keep the two runs there", {"type": Path, "metavar": "DIR"}),
 }
 

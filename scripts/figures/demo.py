@@ -117,7 +117,7 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
 
     print("2/3 what does each tensor cost to train here? By FLOPs and bytes, until steps are timed (or by profiler.py)")
     idle = idle_training(model, settings)
-    table = estimated_table(idle.task, idle.optimizer, settings.batch_size, {})
+    table = estimated_table(idle.task, idle.optimizer, settings.batch_size)
 
     print("3/3 the paper's elastic training, then the upper part, then full training")
     chosen: dict[str, Selections] = {}

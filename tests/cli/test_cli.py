@@ -33,9 +33,6 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
     train_here(*flags, "--max_steps", 1, "--run_name", "stale", "--rho", 0.9)
     assert "different setup: tensorflow 2.0.0" in (out := capsys.readouterr().out)
     assert "times follow from FLOPs, and from this run's steps; to measure them first: python profiler.py" in out
-    (folder / "profile.json").write_text(original.replace(profile["graph_digest"], "0" * 16))
-    train_here(*flags, "--max_steps", 1, "--run_name", "changed", "--rho", 0.9)
-    assert "was profiled with other operations" in capsys.readouterr().out
     (folder / "profile.json").write_text(original)
     with pytest.raises(UserError, match=r"--rho 0.01: training the head alone takes.* give at least 0\."):
         train_here(*flags, "--rho", 0.01)

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from conftest import BATCH, make_small_data
 
 from elastic_trainer.engine import memory as budget
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.step_memory import StepMemory
-from elastic_trainer.selection.plan import feature_batches
-from elastic_trainer.settings import Settings
 
 
 def machine(monkeypatch, resident_mb, available_mb=1e4):
@@ -90,9 +87,3 @@ def test_a_refusal_says_where_little_or_nothing_fits(limit_mb, available_mb, oth
     machine(monkeypatch, 50.0, available_mb)
     refusal = MemoryBudget(limit_mb).refuse("it", lambda *_: 50.0, 64, can_split=True, others=others)
     assert str(refusal).endswith(f"; {advice}")
-
-
-def test_training_features_in_float16_count_half():
-    data = make_small_data()  # 24 images to train on, and to test
-    batches = [feature_batches(data, Settings(feature_cache=kind)) for kind in ("float32", "float16")]
-    assert batches == [48 / BATCH, 36 / BATCH]

@@ -11,7 +11,6 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.settings import Settings
 
 
@@ -55,10 +54,9 @@ def run(folder, data, name="elastic_training", **changes):
     )
     folder.mkdir(exist_ok=True)
     model = make_small_model()
-    table = make_table(model, t_fw_ms=2.0, constant_ms=1.0)
-    budget = make_budget(model, data, settings, table) if name == "elastic_training" else None
+    table = make_table(model, t_fw_ms=2.0, constant_ms=1.0) if name == "elastic_training" else None
     with RunLog(folder, {"seed": 0}, tensor_names(model)) as log:
-        summary = train.train(name, model, data, settings, log, budget)
+        summary = train.train(name, model, data, settings, log, table)
     return [variable.numpy() for variable in model.variables], summary
 
 

@@ -17,7 +17,7 @@ from plotting import Sheet
 
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.table_file import save_table, table_settings
+from elastic_trainer.timing.table_file import save_table
 
 
 def test_curves_average_the_seeds_and_the_csv_has_every_epoch(tmp_path):
@@ -128,9 +128,8 @@ def test_profiling_of_30_s_is_10_percent_of_an_epoch_of_300_s(tmp_path, monkeypa
         return vlines(self, x, *place, **how)
 
     monkeypatch.setattr(matplotlib.axes.Axes, "vlines", seen)
-    settings = table_settings(Settings("resnet50", num_classes=200))
-    table = replace(make_table(make_small_model()), full_step_ms=200.0, settings=settings)
-    save_table(replace(table, details={"profiling_seconds": 30.0}), tmp_path / "net")
+    table = replace(make_table(make_small_model()), full_step_ms=200.0, details={"profiling_seconds": 30.0})
+    save_table(table, Settings("resnet50", num_classes=200), tmp_path / "net")
     reference = paper_figures.REFERENCE["table1"]
     plot_selecting.profiling({tmp_path / "net": 1500}, Sheet(tmp_path / "profiling", reference=reference))
     [row] = rows_of(tmp_path / "profiling")
@@ -198,9 +197,8 @@ def test_names_with_dollars_and_odd_bytes_are_drawn(tmp_path, data_dir):
     plot.bars(groups, Sheet(tmp_path / "bars"), "accuracy")
     plot.maps(groups[:1], Sheet(tmp_path / "maps"))
     plot.time_to_accuracy(groups, Sheet(tmp_path / "time"))
-    table = replace(make_table(make_small_model()), settings=table_settings(Settings("resnet50", num_classes=200)))
-    table.details["profiling_seconds"] = 3.0
-    save_table(table, tmp_path / "$^$")
+    table = replace(make_table(make_small_model()), details={"profiling_seconds": 3.0})
+    save_table(table, Settings("resnet50", num_classes=200), tmp_path / "$^$")
     plot_selecting.profiling({tmp_path / "$^$": 1500}, Sheet(tmp_path / "profiling"))
     for stem in ("curves", "bars", "maps", "time", "profiling"):
         assert rows_of(tmp_path / stem)

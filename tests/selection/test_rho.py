@@ -192,17 +192,6 @@ def test_what_making_features_takes_is_subtracted_from_the_next_allowance(with_f
         assert budget.allow(Progress()).rho == pytest.approx(rho - making)
 
 
-def test_steps_on_cached_features_are_compared_with_their_own_prediction(with_forward):
-    table, head = with_forward
-    assert table.predict_ms(head, 0.0) < table.predict_ms(head)
-    for misses in (0.0, 0.2, 1.0):
-        budget, plan = RhoBudget(table, head, 0.7), plan_of(table, head, None, 0.0, misses)
-        budget.adopt(plan)
-        assert plan.step_ms == table.predict_ms(head, 0.0 if misses < 1 else 1.0)
-        progress = Progress(step_ms=[plan.step_ms] * 50, slowdowns=[1.0] * 15)
-        assert budget.allow(progress).correction == pytest.approx(1.0)
-
-
 def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
     table, head = with_forward
     allowed = []

@@ -3,7 +3,7 @@
 import pytest
 from conftest import make_small_data
 
-from elastic_trainer.selection.schedule import Schedule
+from elastic_trainer.selection.schedule import Schedule, Turns
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
@@ -25,3 +25,11 @@ def test_a_part_of_a_training_selects_where_the_whole_does():
 @pytest.mark.parametrize(("interval", "steps"), [(0.5, [0, 3, 6, 9]), (1 / 6, [*range(12)]), (0.4, [0, 3, 5, 8, 10])])
 def test_fractional_intervals_have_several_selections_an_epoch(interval, steps):
     assert Schedule.of(Settings(num_epochs=2), 6).selection_steps(interval) == steps
+
+
+def test_a_turn_that_is_added_ends_where_the_one_before_it_would_have():
+    turns = Turns(Schedule(6, 60), interval=5)
+    for step in (10, 60):  # the run has no step 60
+        turns.add(step)
+    assert turns.due == {0: 0, 30: 1, 10: 0} and [turns.steps(step) for step in turns.due] == [30, 30, 20]
+    assert Turns(Schedule(6, 60), None).due == {0: 0}

@@ -18,8 +18,9 @@ from elastic_trainer.selection.budget import (
     feature_misses,
     gradient_pass_steps,
 )
-from elastic_trainer.selection.elastic import ElasticScheme, make_budget
+from elastic_trainer.selection.elastic import ElasticScheme
 from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
+from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
 
@@ -62,17 +63,16 @@ def test_gradient_passes_do_not_change_the_weights():
         np.testing.assert_array_equal(with_passes, without)
 
 
-def elastic_scheme(settings, selector=(), kind=ElasticScheme, caches=True, **times):
+def elastic_scheme(settings, selector=(), caches=True, **times):
     """An elastic scheme of the small network with a table of equal times, its budget, and a state to select for."""
     model = make_small_model()
     data = make_small_data()
-    budget = make_budget(model, data, settings, make_table(model, **times))
     optimizer = make_optimizer("sgd", 0.01, 0.0, 10)
     optimizer.build(model.trainable_variables)
     task = ImageClassification(model)
     features = FeatureCache(data) if caches else None
-    scheme = kind(task, data, settings, budget, *selector)
-    return scheme, budget, TrainState(task, optimizer, data.batch_size, features=features)
+    scheme = ElasticScheme(SchemeContext(task, data, settings, make_table(model, **times)), *selector)
+    return scheme, scheme.budget, TrainState(task, optimizer, data.batch_size, features=features)
 
 
 def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeypatch):
@@ -95,13 +95,14 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     assert not none.uses_features and budget._caching_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
-def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_without(monkeypatch):
+@pytest.mark.parametrize("selector", [(), (NoImportance, select_upper_part)])
+def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_without(selector, monkeypatch):
     """The latest steps are compared once with what they trained, not with the selection that is given up."""
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: 1.0)
     found = []
     for possible in (True, False):
-        scheme, budget, state = elastic_scheme(settings, caches=False, t_fw_ms=1.0, constant_ms=1.0)
+        scheme, budget, state = elastic_scheme(settings, selector, caches=False, t_fw_ms=1.0, constant_ms=1.0)
         first = scheme.select(Progress(total_steps=240), state)
         step_ms, slowdowns = [1.1 * budget.table.predict_ms(head_mask(state.model))] * 20, [1.0] * 5
         now = Progress(step=60, total_steps=240, features_possible=possible, step_ms=step_ms, slowdowns=slowdowns)
@@ -137,27 +138,6 @@ def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypa
         shares.append(again.budget_step_ms)
         assert (again.mask == first.mask).all() == (slower < 1.1)
     assert len(set(shares)) == 3  # although the budget was corrected each time
-
-
-def test_upper_part_that_is_given_up_is_not_the_one_that_trained(monkeypatch):
-    """FeatureCache turn out not to be possible: what was selected with them was never trained, so it is not kept."""
-    compared = []
-
-    class Recording(ElasticScheme):
-        def keep(self, best, current, progress):
-            compared.append((best, current))
-            return best
-
-    settings = Settings(num_epochs=40, interval=10, rho=0.6)
-    selector = (NoImportance, select_upper_part)
-    scheme, budget, state = elastic_scheme(settings, selector, Recording, False, t_fw_ms=1.0, constant_ms=1.0)
-    monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
-    first = scheme.select(Progress(total_steps=240), state)
-    now = Progress(step=60, total_steps=240, features_possible=True, step_ms=[1.0] * 20, slowdowns=[1.0] * 5)
-    scheme.select(now._replace(mask=first.mask), state)
-    assert len(compared) == 2 and compared[0][0].uses_features and (compared[0][0].mask != first.mask).any()
-    for _, present in compared:
-        np.testing.assert_array_equal(present, first.mask)
 
 
 def test_slowdown_and_correction_turn_a_plan_into_wall_time(monkeypatch):

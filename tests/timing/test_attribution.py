@@ -47,12 +47,8 @@ def test_attribution_equals_a_naive_traversal_of_the_data_flow(attributed):
         gradient_ms = costs.t_dw_ms[rank] - costs.update_ms[rank]
         assert gradient_ms == pytest.approx(sum(op_ms[name] for name in exclusive))
         assert costs.t_dy_ms[rank] == pytest.approx(sum(op_ms[name] for name in shared))
-
-
-def test_every_operation_is_counted_once(attributed):
-    _, _, op_ms, costs = attributed
     counted = costs.forward_ms + costs.other_ms + costs.t_dw_ms.sum() + costs.t_dy_ms.sum()
-    assert counted == pytest.approx(sum(op_ms.values()))
+    assert counted == pytest.approx(sum(op_ms.values())), "every operation is counted once"
 
 
 def test_selection_sum_is_at_least_the_operations_it_needs(attributed):
@@ -119,13 +115,6 @@ def test_clipping_counts_in_the_update_of_its_tensor_and_not_in_the_heads():
     costs = attribute_times(step, model.trainable_variables, norms)
     update_ms = dict(zip(costs.positions.tolist(), costs.update_ms, strict=True))  # of the gradient and of the weights
     assert update_ms == {k: 0.0 if k in head else 2.0 for k in range(len(update_ms))}
-
-
-def test_tensors_are_ordered_from_the_output(attributed):
-    model, _, _, costs = attributed
-    names = [tensor_names(model)[k] for k in costs.positions]
-    assert set(names[:2]) == {"head/kernel", "head/bias"}
-    assert {name.partition("/")[0] for name in names[-3:]} == {"stem", "stem_bn"}
 
 
 def test_tensor_without_gradient_comes_last_and_costs_nothing():
@@ -207,17 +196,6 @@ def test_forward_times_equal_a_naive_traversal(name):
     np.testing.assert_allclose(costs.t_fw_ms, t_fw_ms)
     assert costs.preprocessing_ms == pytest.approx(preprocessing_ms) and preprocessing_ms > 0
     assert t_fw_ms.sum() + preprocessing_ms < costs.forward_ms  # constants at least belong to none
-
-
-def test_forward_operations_behind_random_ones_belong_to_no_tensor():
-    model = with_random_layers((SIZE, SIZE, 3), CLASSES)
-    step = full_step(model)
-    costs = attribute_times(step, model.trainable_variables, {op.name: 1.0 for op in step.graph.get_operations()})
-    names = [tensor_names(model)[k] for k in costs.positions]
-    t_fw_ms = dict(zip(names, costs.t_fw_ms, strict=True))
-    assert t_fw_ms["right/kernel"] > 0 and t_fw_ms["plain/kernel"] > 0  # before the noise, or beside it
-    # The convolutions behind a random layer count for nobody; only their weights are read.
-    assert t_fw_ms["left/kernel"] < t_fw_ms["plain/kernel"]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -84,13 +84,3 @@ def test_the_cheaper_way_equals_a_naive_comparison_and_never_gets_cheaper_with_d
         expected = cached if is_possible and sum(cached[:2]) <= computed[0] else computed
         assert (costs.step_ms[depth], costs.caching_ms[depth], costs.is_cached[depth]) == pytest.approx(expected)
     assert copies or (np.diff(costs.step_ms + costs.caching_ms) >= -1e-12).all()
-
-
-def test_recomputed_and_prefix_times_add_up_and_preprocessing_alone_is_never_cached():
-    t_fw_ms = np.array([1.0, 1.0, 0.0])
-    recomputed_ms, prefix_ms = forward_sums(t_fw_ms, 0.5)
-    np.testing.assert_array_equal(recomputed_ms, [0, 1, 2, 2])
-    np.testing.assert_array_equal(prefix_ms, [2.5, 1.5, 0.5, 0.5])
-    costs = Fit(0.0, 1.0, 1.0, 1.0, None, None, 0, 0).forward_costs(t_fw_ms, 0.5, np.zeros(3), misses=0.1)
-    np.testing.assert_array_equal(costs.is_cached, [True, True, False, False])
-    np.testing.assert_array_equal(costs.caching_ms, [0.25, pytest.approx(0.15), 0, 0])

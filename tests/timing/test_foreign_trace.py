@@ -97,21 +97,6 @@ def test_rewritten_operations_match_their_origin(small):
     assert unmatched == pytest.approx(9.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("model/dense/MatMul", ["head", "MatMul"]),
-        ("gradient_tape/model/vit-b16/head/MatMul_1", ["head", "MatMul_1"]),
-        ("model/dense_1/MatMul", ["dense_1", "MatMul"]),  # the network has a layer of this name
-        ("model/block/Dense_0/Tensordot/MatMul", ["block", "Dense_0", "Tensordot", "MatMul"]),
-        ("model/random_flip/Cast_1/_2", ["random_flip", "Cast_1"]),
-        ("AddN_3", ["AddN_3"]),
-    ],
-)
-def test_traced_name_gives_its_path_of_scopes(name, path):
-    assert foreign_trace._their_path(name, {"dense_1", "block", "Dense_0"}) == path
-
-
 def test_trace_of_another_network_is_refused(small):
     model, step, _ = small
     types = {

@@ -42,8 +42,6 @@ def steps(monkeypatch):
     [
         (649, None, {}, "--batch_size 32"),
         (649, None, {"trains_less": "--train_type less"}, "--batch_size 32, or --train_type less"),
-        (649, None, {"can_split": True}, "--micro_batch 32, or --batch_size 32"),
-        (189, None, {"can_split": True}, "--micro_batch 8, or --batch_size 16"),
         (189, 16, {"can_split": True}, "--micro_batch 8, or --batch_size 16"),
         (19, None, {"trains_less": "--train_type less"}, None),
     ],
@@ -56,15 +54,6 @@ def test_too_little_memory_is_refused_with_what_fits(steps, monkeypatch, free_mb
     with pytest.raises(UserError, match=rf"and {free_mb} MB are available; {advice}$") as error:
         steps.check(needed, 64, micro_batch, **more)
     assert micro_batch or str(error.value).startswith(ON_64)
-
-
-def test_a_limit_counts_what_the_process_takes_already(steps, monkeypatch):
-    has_free(monkeypatch, 1e6, resident_mb=800.0)
-    steps.memory.limit_mb = 1450.0
-    steps.check(needed, 64)
-    steps.memory.limit_mb = 1449.0
-    with pytest.raises(UserError, match=r" 649 MB are available \(limit 1,449 MB, taken 800 MB\)"):
-        steps.check(needed, 64)
 
 
 def test_where_the_memory_is_not_known_nothing_is_refused(steps, monkeypatch):

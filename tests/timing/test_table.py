@@ -1,10 +1,13 @@
 """Timing tables load as saved, and are refused if they do not fit the network, its settings or the machine."""
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, SIZE, make_table
@@ -12,54 +15,53 @@ from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.engine.step_memory import StepMemory
-from elastic_trainer.networks.tensors import tensor_names
-from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import alone_in
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
-from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import (
     TABLE_SETTINGS,
-    StaleTableError,
     load_table,
+    other_setup,
     save_table,
     table_folder,
-    table_settings,
 )
-
-GRAPH = "a1b2"
 
 
 @pytest.fixture
 def saved(tmp_path, small_model):
+    """The settings, the network and the table of a file."""
     table = make_table(small_model, t_fw_ms=0.5)
     count = len(table.names)
     memory = StepMemory(BATCH, np.arange(count) / 2, np.arange(count) + 0.1, np.ones(count))
     table = replace(table, memory=memory)
-    table.settings.update(table_settings(SETTINGS))
-    table.details.update(environment=environment(), graph_digest=GRAPH)
-    save_table(table, table_folder(replace(SETTINGS, logdir=tmp_path)))
-    return tmp_path, tensor_names(small_model), table
+    network = replace(SETTINGS, logdir=tmp_path, dataset_name="digits")
+    table.details.update(environment=environment())
+    save_table(table, network, table_folder(network))
+    return network, small_model, table
 
 
-def load(logdir, names, table, network=SETTINGS, allow_stale=False, graph=GRAPH):
-    network = replace(network, logdir=logdir, dataset_name="digits")
-    shapes = dict(zip(table.positions, table.shapes, strict=True))
-    remake = profiler_command(network)
-    in_order = [shapes.get(k, ()) for k in range(len(names))]
-    return load_table(table_folder(network), table_settings(network), names, in_order, graph, remake, allow_stale)
+def load(network, model):
+    return load_table(network, model, profiler_command(network))
+
+
+def saved_again(network, model, table, **changed):
+    """The table with other fields, and what is loaded after it was saved."""
+    table = replace(table, **changed)
+    save_table(table, network, table_folder(network))
+    return table, load(network, model)
 
 
 def test_saved_table_loads_unchanged(saved):
-    logdir, names, table = saved
-    assert table_folder(replace(SETTINGS, logdir=logdir)).name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
-    header = (table_folder(replace(SETTINGS, logdir=logdir)) / "table.csv").read_text().splitlines()[0]
+    network, model, table = saved
+    folder = table_folder(network)
+    assert folder.name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
+    header = (folder / "table.csv").read_text().splitlines()[0]
     assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,features_mb"
-    loaded = load(logdir, names, table)
+    loaded = load(network, model)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
-    mask = np.random.default_rng(0).random(len(names)) < 0.5
+    mask = np.random.default_rng(0).random(len(table.names)) < 0.5
     for misses in (1.0, 0.3, 0.0):
         assert loaded.predict(mask, misses) == pytest.approx(table.predict(mask, misses))
     for found, expected in zip(loaded.memory, table.memory, strict=True):
@@ -67,14 +69,12 @@ def test_saved_table_loads_unchanged(saved):
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
-    logdir, names, table = saved
-    features_mb = np.linspace(4, 1, len(names))  # the deeper the cut, the smaller
-    table = replace(table, features_mb=features_mb, fit=replace(table.fit, reading_factor=0.5, writing_factor=0.25))
-    save_table(table, table_folder(replace(SETTINGS, logdir=logdir)))
-    loaded = load(logdir, names, table)
-    mask, misses = np.zeros(len(names), bool), 0.2
+    count, fit = len(saved[2].names), replace(saved[2].fit, reading_factor=0.5, writing_factor=0.25)
+    features_mb = np.linspace(4, 1, count)  # the deeper the cut, the smaller
+    table, loaded = saved_again(*saved, features_mb=features_mb, fit=fit)
+    mask, misses = np.zeros(count, bool), 0.2
     mask[table.positions[3]] = True
-    plain = replace(table, features_mb=np.zeros(len(names)))
+    plain = replace(table, features_mb=np.zeros(count))
     added_ms = (0.5 + 0.2 * 0.25) * features_mb[3]
     assert loaded.predict_ms(mask, misses) == table.predict_ms(mask, misses)
     assert table.predict_ms(mask, misses) == pytest.approx(plain.predict_ms(mask, misses) + added_ms)
@@ -86,15 +86,12 @@ def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_fa
 
 
 def test_gammas_load_with_their_kernels_and_wait_for_them(saved):
-    logdir, names, table = saved
-    kernels = np.full(len(names), -1)
+    kernels = np.full(len(saved[2].names), -1)
     kernels[3] = 5
-    table = replace(table, kernels=kernels)
-    save_table(table, table_folder(replace(SETTINGS, logdir=logdir)))
-    loaded = load(logdir, names, table)
+    table, loaded = saved_again(*saved, kernels=kernels)
     np.testing.assert_array_equal(loaded.kernels, kernels)
     for chosen, kept in (([3, 4], [4]), ([3, 5], [3, 5]), ([5], [5])):
-        masks = np.zeros((2, len(names)), bool)
+        masks = np.zeros((2, len(kernels)), bool)
         masks[0, table.positions[chosen]] = masks[1, table.positions[kept]] = True
         np.testing.assert_array_equal(loaded.with_kernels(masks[0]), masks[1])
 
@@ -125,36 +122,20 @@ def test_prediction_is_the_sum_of_backward_and_forward_times(small_model):
             assert table.predict_ms(mask, 0.25) == pytest.approx(sum(cached[:2]))
 
 
-@pytest.mark.parametrize(
-    ("was", "why"), [("c3d4", "profiled with other operations"), (None, "profiled with other operations")]
-)
-def test_table_of_another_graph_is_stale(saved, was, why):
-    logdir, names, table = saved
-    table.details["graph_digest"] = was
-    save_table(table, table_folder(replace(SETTINGS, logdir=logdir)))
-    with pytest.raises(StaleTableError, match=f"the timing table in {logdir}/.* was {why}"):
-        load(logdir, names, table)
-    assert load(logdir, names, table, allow_stale=True).names == names[::-1]
-
-
-def test_missing_damaged_or_foreign_table_names_the_profiler_command(saved):
-    logdir, names, table = saved
-    folder = table_folder(replace(SETTINGS, logdir=logdir))
-    command = (
-        "python profiler.py --model_name mobilenetv2 --dataset_name digits --preset paper --alpha 0.5 --input_size 8"
-    )
+def test_missing_or_foreign_table_names_the_profiler_command(saved):
+    network, model, _ = saved
+    command = "python profiler.py --model_name mobilenetv2 --dataset_name digits --preset paper"
     with pytest.raises(UserError, match=f"optimizer sgd, not adam; make it again: {command}"):
-        load(logdir, names, table, replace(SETTINGS, optimizer="adam"))
-    with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
-        load(logdir, ["other", *names[1:]], table)
-    with pytest.raises(UserError, match=r"holds \d+ of this network's \d+ tensors"):
-        load(logdir, [*names, "more"], table)
-    table.shapes[0] = (1, 2)
-    with pytest.raises(UserError, match=r"holds .* with shape \(\d+.*\), not \(1, 2\)"):
-        load(logdir, names, table)
-    (folder / "table.csv").unlink()
-    with pytest.raises(UserError, match=f"no timing table in .*{command}"):
-        load(logdir, names, table)
+        load(replace(network, optimizer="adam"), model)
+    for other in (
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]),
+        keras.Model(model.inputs, model.layers[-2].output),
+    ):
+        with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
+            load(network, other)
+    (table_folder(network) / "table.csv").unlink()
+    with pytest.raises(UserError, match=f"no timing table in .*{command} --alpha 0.5 --input_size 8"):
+        load(network, model)
 
 
 def changed(**fields):
@@ -185,90 +166,60 @@ def changed(**fields):
     ],
 )
 def test_a_damaged_table_and_one_of_another_version_is_one_line_that_names_the_file(name, change, saved):
-    logdir, names, table = saved
-    path = table_folder(replace(SETTINGS, logdir=logdir)) / name
+    network, model, _ = saved
+    path = table_folder(network) / name
     path.write_text(change(path.read_text()), errors="surrogateescape")
     with pytest.raises(UserError) as caught:
-        load(logdir, names, table)
+        load(network, model)
     said, _, advice = str(caught.value).partition("; make it again: python profiler.py")
     assert advice and said == f"{path}: is damaged or of another version; delete it"
 
 
 @pytest.mark.parametrize("setting", TABLE_SETTINGS)
-def test_table_of_other_settings_is_refused_even_if_stale_ones_are_allowed(setting, saved):
-    logdir, names, table = saved
+def test_table_of_other_settings_is_refused(setting, saved):
+    network, model, _ = saved
     value = {"model_name": "vit", "optimizer": "adam", "alpha": 0.35}.get(setting, 77)
     field = "gradient_clipping" if setting == "clips_gradients" else setting
-    other = replace(SETTINGS, logdir=logdir, **{field: value})  # type: ignore[arg-type]
-    folder = table_folder(replace(SETTINGS, logdir=logdir))
-    if table_folder(other) != folder:
-        folder.rename(table_folder(other))
-    was, changed = getattr(SETTINGS, setting), getattr(other, setting)
+    other = replace(network, **{field: value})
+    table_folder(network).rename(table_folder(other))
+    was, changed = getattr(network, setting), getattr(other, setting)
     with pytest.raises(UserError, match=f"measured with --{setting} {was}, not {changed}; make it again"):
-        load(logdir, names, table, other, allow_stale=True)
+        load(other, model)
 
 
-OTHER_ENVIRONMENTS = {
-    "tensorflow": ("packages", {"tensorflow": "2.0.0"}, r"tensorflow 2\.0\.0, here 2\.\d+\.\d+"),
-    "machine": ("machine", "pdp11", r"machine pdp11, here \w+"),
-    "processor": ("processor", "abacus", r"processor abacus, here .+"),
-    "cores": ("cores", 999, r"cores 999, here \d+"),
-    "usable cores": ("usable_cores", 999, r"usable cores 999, here \d+"),
-    "threads": ("thread_settings", {"OMP_NUM_THREADS": "99"}, r"thread settings OMP_NUM_THREADS=99, here \w+"),
-    "system": ("system", "Multics", r"system Multics, here \w+"),
+OTHER_ENVIRONMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "tensorflow": ({"packages": {"tensorflow": "2.0.0"}}, r"tensorflow 2\.0\.0, here 2\.\d+\.\d+"),
+    "machine": ({"machine": "pdp11"}, r"machine pdp11, here \w+"),
+    "processor": ({"processor": "abacus"}, r"processor abacus, here .+"),
+    "cores": ({"cores": 999}, r"cores 999, here \d+"),
+    "usable cores": ({"usable_cores": 999}, r"usable cores 999, here \d+"),
+    "threads": (
+        {"thread_settings": {"OMP_NUM_THREADS": "99"}},
+        r"thread settings OMP_NUM_THREADS=99, here \w+",
+    ),
+    "several, and others that are not compared": (
+        {"machine": "pdp11", "system": "Multics", "cores": None, "python": "1.5.2"},
+        r"machine pdp11, here \w+; system Multics, here \w+",
+    ),
 }
 
 
-def change_environment(logdir, **changed):
-    path = table_folder(replace(SETTINGS, logdir=logdir)) / "profile.json"
-    record = json.loads(path.read_text())
-    record["environment"].update(changed)
-    path.write_text(json.dumps(record))
-
-
 @pytest.mark.parametrize("what", OTHER_ENVIRONMENTS)
-def test_table_of_another_environment_is_stale(what, saved):
-    logdir, names, table = saved
-    key, value, words = OTHER_ENVIRONMENTS[what]
-    change_environment(logdir, **{key: value})
-    with pytest.raises(StaleTableError, match=f"profiled on a different setup: {words}$"):
-        load(logdir, names, table)
-    assert load(logdir, names, table, allow_stale=True).names == table.names
+def test_table_of_another_setup_says_how_it_differs(what):
+    changed, words = OTHER_ENVIRONMENTS[what]
+    assert other_setup({"environment": environment()}) is None
+    found = other_setup({"environment": {**environment(), **changed}})
+    assert found is not None and re.fullmatch(f"profiled on a different setup: {words}", found)
 
 
-def test_every_difference_is_named_and_unrecorded_values_are_ignored(saved):
-    logdir, names, table = saved
-    change_environment(logdir, machine="pdp11", system="Multics", cores=None, python="1.5.2")
-    with pytest.raises(UserError, match=r"different setup: machine pdp11, here \w+; system Multics, here \w+$"):
-        load(logdir, names, table)
-
-
-def test_table_without_environment_is_stale(saved):
-    logdir, names, table = saved
-    path = table_folder(replace(SETTINGS, logdir=logdir)) / "profile.json"
-    record = json.loads(path.read_text())
-    del record["environment"]
-    path.write_text(json.dumps(record))
-    with pytest.raises(StaleTableError, match=r"no machine recorded$"):
-        load(logdir, names, table)
-    load(logdir, names, table, allow_stale=True)
-
-
-def test_table_of_a_trace_has_a_separate_folder_and_loads_unchanged(tmp_path, small_model):
-    network = Settings("resnet50", input_size=8, num_classes=3, batch_size=4, weights="none")
-    network = replace(network, logdir=tmp_path)
-    measured_here = table_folder(network)
-    folder = table_folder(network, Path("far") / "tx2.xplane.pb")
-    assert folder == measured_here.with_name(measured_here.name + "_from_tx2")
-    table = make_table(small_model)
-    table.settings.update(table_settings(network))
+def test_table_of_a_trace_has_a_separate_folder_and_no_setup(saved):
+    network, model, table = saved
+    here = table_folder(network)
+    assert table_folder(network, Path("far") / "tx2.xplane.pb") == here.with_name(here.name + "_from_tx2")
     unknown = Fit(2.0, 1.0, 1.0, 1.0, None, None, 0, 0)
-    save_table(TimingTable(**{**vars(table), "fit": unknown}), folder)
-    shapes = [tuple(variable.shape) for variable in small_model.trainable_variables]
-    names, settings = tensor_names(small_model), table_settings(network)
-    assert load_table(folder, settings, names, shapes, GRAPH, "profiler.py", allow_stale=True).fit == unknown
-    with pytest.raises(UserError, match="no machine recorded"):
-        load_table(folder, settings, names, shapes, GRAPH, "profiler.py")
+    _, loaded = saved_again(network, model, table, fit=unknown, details={})
+    assert loaded.fit == unknown
+    assert other_setup(loaded.details) == "profiled on a different setup: no machine recorded"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +247,7 @@ def test_a_part_that_takes_no_time_by_its_trace_is_no_reason_for_doubt(small_mod
 def test_two_programs_do_not_write_a_table_at_the_same_time(tmp_path, small_model):
     folder = table_folder(replace(SETTINGS, logdir=tmp_path))
     with alone_in(folder):
-        other = threading.Thread(target=save_table, args=(make_table(small_model), folder), daemon=True)
+        other = threading.Thread(target=save_table, args=(make_table(small_model), SETTINGS, folder), daemon=True)
         other.start()
         other.join(0.2)
         assert other.is_alive() and not [*folder.iterdir()]

@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs
-from elastic_trainer.networks.graphs import functional_graph, is_graph, walk
+from elastic_trainer.networks.graphs import is_graph, walk
 
 _layers = keras.layers
 # Layers that compute each output channel from the same channel of their inputs, and from that of their only input.
@@ -57,8 +57,8 @@ class ChannelGroups:
     tensor holds those of its parts one after the other. A flattened tensor repeats its channels for each place of the
     image. To remove a channel, it is removed from every place.
 
-    The channels of the images and of the logits are fixed: they stay. So are those that an unknown layer reads or
-    makes. A model that is neither functional nor sequential has no channels.
+    The channels of the images and of the logits are fixed: they stay. So are those that an inner model gets, and that
+    an unknown layer reads or makes. A model that is neither functional nor sequential has no channels.
 
     Attributes:
         kernels: the layers with kernels in the order of the data flow, by `id(layer)`.
@@ -69,7 +69,6 @@ class ChannelGroups:
     def __init__(self, model: keras.Model) -> None:
         self.kernels: dict[int, Kernel] = {}
         self._axes: dict[int, dict[int, Channels]] = {}
-        self._inputs: dict[int, Channels] = {}
         self._norms = {id(pair.layer): pair.norm for pair in find_pairs(model)}
         # The walk gives each layer's output new numbers, and notes which of them are the same channel.
         self.count = 0
@@ -109,10 +108,6 @@ class ChannelGroups:
         """{axis of a variable that holds channels: its channels}."""
         return self._axes.get(id(variable), {})
 
-    def inputs(self, tensor: keras.KerasTensor) -> Channels:
-        """The channels of an inner model's input tensor; none for any other tensor."""
-        return self._inputs.get(id(tensor), np.zeros(0, int))
-
     def _renumber(self) -> None:
         """Give places that have the same channel the same number."""
         numbers = np.zeros(0, int)
@@ -123,7 +118,6 @@ class ChannelGroups:
         self.is_fixed = np.zeros(self.count, bool)
         self.is_fixed[numbers[np.concatenate(self._fixed)]] = True
         self._axes = {key: {axis: numbers[old] for axis, old in axes.items()} for key, axes in self._axes.items()}
-        self._inputs = {key: numbers[old] for key, old in self._inputs.items()}
         for kernel in self.kernels.values():
             kernel.source, kernel.target = numbers[kernel.source], numbers[kernel.target]
 
@@ -132,8 +126,7 @@ class ChannelGroups:
         shape = node.outputs[0].shape
         last = (-1, len(shape) - 1)
         if is_graph(layer):
-            for tensor, channels in zip(functional_graph(layer).inputs, arguments, strict=True):
-                self._unite(channels, self._inputs.setdefault(id(tensor), channels))
+            self._fixed += arguments
             return walk(layer, arguments, self._visit)
         if kind in _MERGES and len({tensor.shape[-1] for tensor in tensors}) == 1:
             for others in arguments[1:]:

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.graphs import functional_graph, is_graph
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
 from elastic_trainer.system.errors import UserError, first_line
@@ -26,16 +25,10 @@ def rebuild_network(
     `changed` has values, by the `id` of a variable of `model`, that take the place of the variable's. Raises
     `UserError` if Keras cannot rebuild the model from its configuration.
     """
-    smaller = _rebuild_model(model, channels, kept)
+    smaller = rebuild_model(model, channels, kept)
     for new, old in zip(smaller.variables, model.variables, strict=True):
         new.assign(take_kept(changed.get(id(old), old.numpy()), old, channels, kept))
     return smaller, _rebuild_optimizer(optimizer, model, smaller, channels, kept)
-
-
-def check_rebuildable(model: keras.Model, channels: ChannelGroups) -> None:
-    """Raise `UserError` if Keras cannot rebuild `model`. Tries it only if `model` has Lambda or custom layers."""
-    if any(type(layer) is keras.layers.Lambda or _is_custom(layer) for layer in model._flatten_layers()):
-        _rebuild_model(model, channels, np.ones(channels.count, bool))
 
 
 def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGroups, kept: np.ndarray) -> np.ndarray:
@@ -45,12 +38,7 @@ def take_kept(values: np.ndarray, variable: keras.Variable, channels: ChannelGro
     return values
 
 
-def _is_custom(layer: Any) -> bool:
-    """Whether neither Keras nor this project defines the layer's class."""
-    return type(layer).__module__.partition(".")[0] != "keras" and type(layer) is not FrozenBatchNormalization
-
-
-def _rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
+def rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray) -> keras.Model:
     """A model like `model` with the kept numbers of channels and new weights. Raises `UserError` if Keras cannot."""
     classes = {keras.saving.get_registered_name(type(layer)): type(layer) for layer in model._flatten_layers()}
     try:
@@ -77,30 +65,19 @@ def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
 
 def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: np.ndarray) -> None:
     """Write the kept numbers of channels into the configuration of a functional or sequential model."""
-    graph = functional_graph(model)
-    layers = {layer.name: layer for layer in graph.operations}
-    if config.get("build_input_shape"):
-        _set_last_dimension(config, "build_input_shape", kept[channels.inputs(graph.inputs[0])])
+    layers = {layer.name: layer for layer in functional_graph(model).operations}
     for entry in config["layers"]:
         inner = entry["config"]
         layer = layers[entry.get("name") or inner["name"]]
         if is_graph(layer):
             entry.pop("build_config", None)
             _set_widths(inner, layer, channels, kept)
-        elif isinstance(layer, keras.layers.InputLayer):
-            _set_last_dimension(inner, "batch_shape", kept[channels.inputs(layer.output)])
         elif any(channels.axes(variable) for variable in getattr(layer, "variables", ())):
             entry.pop("build_config", None)  # it holds the old shapes; without it, the first call builds the layer
             if id(layer) in channels.kernels and not channels.kernels[id(layer)].depthwise:
                 numbers = channels.axes(layer.kernel)[len(layer.kernel.shape) - 1]
                 key = "units" if isinstance(layer, keras.layers.Dense) else "filters"
                 inner[key] = int(kept[numbers].sum())
-
-
-def _set_last_dimension(config: dict[str, Any], key: str, kept: np.ndarray) -> None:
-    """Write the kept number of channels into the shape `config[key]`, if any of its channels, bool [n], is removed."""
-    if not kept.all():
-        config[key] = (*config[key][:-1], int(kept.sum()))
 
 
 def _rebuild_optimizer(

@@ -40,7 +40,7 @@ from elastic_trainer.networks.saved_model import check_saving
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
 from elastic_trainer.selection.pruning.dead_channels import ChannelContributions, median_contribution
-from elastic_trainer.selection.pruning.rebuild import check_rebuildable, rebuild_network
+from elastic_trainer.selection.pruning.rebuild import rebuild_model, rebuild_network
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.errors import UserError
@@ -80,7 +80,7 @@ class PruneTrainScheme(Scheme):
                 f"--train_type prunetrain: {model.name} has no convolution or dense layer whose channels could be "
                 "removed; choose another --train_type"
             )
-        check_rebuildable(model, channels)  # fails now, not after some epochs
+        rebuild_model(model, channels, np.ones(channels.count, bool))  # fails now, not after some epochs
         self._data, self._threshold, self._multiple = data, threshold, multiple
         self.due = range(0, sys.maxsize, interval * data.steps_per_epoch)
         self._tensor_count = len(model.trainable_variables)
@@ -139,11 +139,7 @@ class PruneTrainScheme(Scheme):
 
     def to_record(self) -> dict[str, Any]:
         """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each kernel."""
-        kept = {
-            name: {"of": self.full_counts[name], "kept": indices.tolist()}
-            for name, indices in self.kept.items()
-            if len(indices) < self.full_counts[name]
-        }
+        kept = {name: indices.tolist() for name, indices in self.kept.items()}
         own = {"lambda": self._lambda, "batches_drawn": self._batches_drawn, "medians": self._medians}
         return {**own, "channels": kept}
 
@@ -152,25 +148,16 @@ class PruneTrainScheme(Scheme):
     ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
         """Continue from `to_record()`: the full `model` and its `optimizer`, cut down to the kept channels.
 
-        The caller loads the saved values afterwards. Raises `UserError` if the record belongs to another network.
+        The caller loads the saved values afterwards.
         """
-        for name, kept in record["channels"].items():
-            if self.full_counts.get(name) != kept["of"]:
-                raise UserError(
-                    f"--train_type prunetrain: the saved run had {kept['of']} channels at {name}, this network has "
-                    f"{self.full_counts.get(name, 'no such layer')}; resume with the same --model_name and its options"
-                )
         self._lambda, self._batches_drawn = float(record["lambda"]), int(record["batches_drawn"])
         self._medians = dict(record["medians"])
-        self.kept = {name: np.arange(count) for name, count in self.full_counts.items()}
-        self.kept |= {name: np.array(kept["kept"], np.int64) for name, kept in record["channels"].items()}
-        if not record["channels"]:
-            return model, optimizer
+        self.kept = {name: np.array(indices, np.int64) for name, indices in record["channels"].items()}
         channels = ChannelGroups(model)
         kept = np.ones(channels.count, bool)
         for name, numbers in channels.prunable().items():
             kept[np.delete(numbers, self.kept[name])] = False
-        return rebuild_network(model, optimizer, channels, kept, {})
+        return (model, optimizer) if kept.all() else rebuild_network(model, optimizer, channels, kept, {})
 
 
 def group_lasso(model: keras.Model) -> tf.Tensor:

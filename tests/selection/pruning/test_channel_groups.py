@@ -40,25 +40,6 @@ def test_added_outputs_share_their_channels_and_the_logits_have_none_to_prune():
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_flattened_concatenation_repeats_its_channels_for_each_place():
-    model = branched_model()
-    channels = ChannelGroups(model)
-    first, third = (channels.prunable()[f"{name}/kernel"] for name in ("first", "third"))
-    [read, made] = channels.axes(model.get_layer("head").kernel).values()
-    np.testing.assert_array_equal(read, [*first, *third] * 9)
-    assert channels.is_fixed[made].all() and not channels.is_fixed[read].any()
-
-
-def test_a_concatenation_that_is_added_has_the_channels_of_its_parts():
-    inputs = keras.Input((3, 3, 3))
-    parts = [keras.layers.Conv2D(count, 1, name=f"part{count}")(inputs) for count in (2, 3)]
-    both = keras.layers.Conv2D(5, 1, name="both")(inputs)
-    channels = ChannelGroups(ended(inputs, keras.layers.Add()([keras.layers.Concatenate()(parts), both])))
-    targets = {name: kernel.target.tolist() for name, kernel in channels.readers().items()}
-    assert targets["both/kernel"] == targets["part2/kernel"] + targets["part3/kernel"]
-    assert sum(map(len, channels.prunable().values())) == 5
-
-
 def test_channels_that_are_added_to_two_copies_of_others_are_removed_with_both():
     inputs = keras.Input((3, 3, 3))
     part = keras.layers.Conv2D(2, 1, name="part")(inputs)

@@ -1,31 +1,22 @@
 """The PruneTrain scheme: lambda, refusals and its saved state."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
 import zoo
-from conftest import BATCH, CLASSES, make_small_data
+from conftest import CLASSES, make_small_data
 from interrupted_runs import InterruptingData, PowerCut
 from pruning_networks import (
     Batches,
-    assert_same_logits,
     build,
-    built_optimizer,
-    kill_readers,
     scheme_of,
-    two_convolutions,
 )
 
 import models
 import train
-from elastic_trainer.engine.state import TrainState
-from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.task import ImageClassification, classification_loss
+from elastic_trainer.engine.task import classification_loss
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.pruning.scheme import PruneTrainScheme
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
@@ -46,53 +37,6 @@ def test_network_without_removable_channels_is_refused(name):
     model = models.build_model(f"{zoo.__file__}:{name}", 32, CLASSES)
     with pytest.raises(UserError, match=r"--train_type prunetrain: .* choose another --train_type"):
         scheme_of(model)
-
-
-def test_restored_scheme_has_the_saved_structure_and_prunes_alike():
-    model = two_convolutions(reader_size=3, beta=0.5)
-    data, optimizer = Batches(model), built_optimizer(model, rate=1e-6)
-    scheme = scheme_of(model)
-    state = TrainState(ImageClassification(model), optimizer, data.batch_size)
-    assert scheme.select(Progress(), state).mask.sum() == len(model.trainable_variables)
-    for seed in (0, 1):  # the second removal starts from a smaller network
-        kill_readers(model, share=0.5, seed=seed)
-        model, optimizer = scheme.reconfigure(model, optimizer)
-        TrainStep(ImageClassification(model), optimizer, BATCH)(*data.batch)
-    record = json.loads(json.dumps(scheme.to_record()))
-
-    fresh = two_convolutions(reader_size=3, beta=0.5)
-    other = scheme_of(fresh)
-    resumed, resumed_optimizer = other.restore(record, fresh, built_optimizer(fresh, rate=1e-6))
-    assert [v.shape for v in resumed.variables] == [v.shape for v in model.variables]
-    assert other.to_record() == scheme.to_record()
-    # The same channels of the full network: steps at this learning rate hardly change them.
-    for name in ("first", "second"):
-        np.testing.assert_allclose(resumed.get_layer(name).kernel, model.get_layer(name).kernel, atol=0.03)
-    for variables, saved in ((resumed.variables, model.variables), (resumed_optimizer.variables, optimizer.variables)):
-        for variable, old in zip(variables, saved, strict=True):
-            variable.assign(old.numpy())
-    assert_same_logits(model, resumed, data.batch[0])
-    assert float(other.penalty(resumed)) == pytest.approx(float(scheme.penalty(model)))
-    for one in (model, resumed):
-        kill_readers(one, share=0.5, seed=2)
-    further, again = scheme.reconfigure(model, optimizer)[0], other.reconfigure(resumed, resumed_optimizer)[0]
-    assert scheme.to_record() == other.to_record()
-    assert_same_logits(further, again, data.batch[0])
-
-
-def test_restoring_an_unpruned_state_returns_the_given_network():
-    model = build("small")
-    scheme = scheme_of(model)
-    optimizer = built_optimizer(model)
-    assert scheme.restore(scheme.to_record(), model, optimizer) == (model, optimizer)
-
-
-def test_state_of_another_network_is_refused():
-    model = build("small")
-    scheme = scheme_of(model)
-    foreign = {**scheme.to_record(), "channels": {"stem/kernel": {"of": 9, "kept": [0]}}}
-    with pytest.raises(UserError, match="9 channels at stem/kernel, this network has 4"):
-        scheme.restore(foreign, model, built_optimizer(model))
 
 
 def test_resumed_prunetrain_run_continues_with_the_pruned_network(tmp_path, capsys):
