@@ -29,7 +29,7 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.energy import find_energy_meter
-from elastic_trainer.engine.evaluation import Evaluation
+from elastic_trainer.engine.features import Evaluation
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.saved_model import load_best

@@ -11,8 +11,8 @@ from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
+from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.elastic import make_budget

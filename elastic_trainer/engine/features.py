@@ -1,4 +1,4 @@
-"""Cached features: what the frozen prefix (`engine.prefix`) returns for each example, computed once.
+"""Cached features: what the frozen prefix (`engine.prefix`) returns for each example, computed once; and validation.
 
 A step that trains the upper part of a network starts from them, and so does validation: the forward pass below costs
 nothing. The paper computes it in every step. Each step has one cut; a new selection needs new features.
@@ -7,19 +7,20 @@ nothing. The paper computes it in every step. Each step has one cut; a new selec
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
-from elastic_trainer.engine.step import TrainStep
-
-if TYPE_CHECKING:
-    from elastic_trainer.engine.prefix import SplitStep
+from elastic_trainer.engine.prefix import SplitStep, find_cut, random_operation
+from elastic_trainer.engine.step import BatchFunction, TrainStep, as_number
+from elastic_trainer.engine.task import Task
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 
 Kinds = Sequence[tuple[tuple[int, ...], np.dtype]]  # shape and type of the features of one example, for each cut tensor
 
@@ -46,27 +47,25 @@ class Features:
         return found
 
     def make(self, numbers: np.ndarray, inputs: Structure) -> None:
-        """Compute those of `numbers`, whose inputs are given. Raises `FloatingPointError` if one is too large."""
-        with np.errstate(over="raise"):
-            for values, made in zip(self._values, self.split.prefix(inputs), strict=True):
-                values[numbers] = made.numpy()
+        """Compute those of `numbers`, whose inputs are given."""
+        for values, made in zip(self._values, self.split.prefix(inputs), strict=True):
+            values[numbers] = made.numpy()
         self._is_made[numbers] = True
 
     def read(self, numbers: np.ndarray) -> list[tf.Tensor]:
         """Those of `numbers`, which were made: [n, …] for each cut tensor."""
-        kept = zip(self._values, self.split.dtypes, strict=True)
-        return [tf.cast(tf.constant(values[numbers]), dtype) for values, dtype in kept]
+        return [tf.constant(values[numbers]) for values in self._values]
 
 
 class FeatureCache:
     """Decides whether the step that trains now starts from features of the training examples, and makes them.
 
     Missing features are computed for some later steps as well, since larger blocks cost less per row
-    (docs/log/features.md). Without `data`, the training examples, none are ever kept; `in_float16` halves their memory.
+    (docs/log/features.md). Without `data`, the training examples, none are ever kept.
     """
 
-    def __init__(self, data: ShuffledData | None = None, in_float16: bool = False) -> None:
-        self._data, self._in_float16 = data, in_float16
+    def __init__(self, data: ShuffledData | None = None) -> None:
+        self.data = data
         self._is_disabled = False  # which was reported
         self._features: Features | None = None
         self.megabytes = self.kept_mb = 0.0  # the most that they took so far, and those kept now, once all are made
@@ -79,28 +78,26 @@ class FeatureCache:
     @property
     def are_possible(self) -> bool:
         """Whether a step may get some: they were not found to be impossible."""
-        return self._data is not None and self._data.view_count is not None and not self._is_disabled
+        return self.data is not None and self.data.view_count is not None and not self._is_disabled
 
     def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
         """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
 
         The reason why they are not possible is reported once, also where they are not wanted.
         """
-        from elastic_trainer.engine.prefix import SplitStep, find_cut, random_operation
-
         self.drop()
-        if self._data is None or self._is_disabled:
+        if self.data is None or self._is_disabled:
             return
         cut = find_cut(step)
         if cut is None:
             name = random_operation(step)
             if name is not None:
                 self._report(f"the network draws random numbers before its last frozen layer, in {name}")
-        elif self._data.view_count is None:
+        elif self.data.view_count is None:
             self._report("--augment flip_rotate shows new views in every epoch")
         elif are_wanted:
             try:
-                self._start(SplitStep(step, cut), self._data, room_mb)
+                self._start(SplitStep(step, cut), self.data, room_mb)
             except ValueError as error:
                 self._report(str(error))
 
@@ -110,7 +107,7 @@ class FeatureCache:
         self._views, count = data.view_count, data.train_count * data.view_count
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * self._views)
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
-        kinds = _kinds(split, some, self._in_float16)
+        kinds = _kinds(split, some)
         megabytes, room_mb = Features.needed_mb(count, kinds), max(min(data.room_mb, room_mb), 0.0)
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
@@ -118,11 +115,8 @@ class FeatureCache:
         self.megabytes = max(megabytes, self.megabytes)
 
     def prepare(self, batch: Batch) -> float:
-        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block; the seconds.
-
-        If features can no longer be kept, which is reported, `split` is None afterwards.
-        """
-        features, data = self._features, self._data
+        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block; the seconds."""
+        features, data = self._features, self.data
         if features is None or data is None:
             return 0.0
         start = time.perf_counter()
@@ -130,12 +124,8 @@ class FeatureCache:
         if missing:
             wanted = [*dict.fromkeys([*missing, *features.missing(self._numbers(batch.upcoming))])]
             numbers, rows = np.array(wanted[: max(self._block, len(missing))]), max(data.max_rows, 1)
-            try:
-                for some in np.split(numbers, range(rows, len(numbers), rows)):
-                    features.make(some, self._inputs(some))
-            except FloatingPointError as error:
-                self._report(f"{error} in float16")
-                self.drop()
+            for some in np.split(numbers, range(rows, len(numbers), rows)):
+                features.make(some, self._inputs(some))
         return time.perf_counter() - start
 
     def read(self, order: Order) -> list[tf.Tensor]:
@@ -147,17 +137,12 @@ class FeatureCache:
         """Keep none from now on."""
         self._features, self.kept_mb = None, 0.0
 
-    def room_for_test(self) -> tuple[int, float]:
-        """The number of test examples, and MB of memory that are left for their features."""
-        assert self._data is not None, "no features are kept"
-        return self._data.test_count, self._data.room_mb - self.megabytes
-
     def _numbers(self, order: Order) -> np.ndarray:
         return order.rows * self._views + order.views
 
     def _inputs(self, numbers: np.ndarray) -> Structure:
-        assert self._data is not None
-        return self._data.training_inputs(Order(numbers // self._views, numbers % self._views))
+        assert self.data is not None
+        return self.data.training_inputs(Order(numbers // self._views, numbers % self._views))
 
     def _report(self, why: str) -> None:
         """No features are kept from now on."""
@@ -165,7 +150,7 @@ class FeatureCache:
         tqdm.write(f"feature cache disabled: {why}")
 
 
-def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Kinds:
+def _kinds(split: SplitStep, inputs: Structure) -> Kinds:
     """The kinds of features of `inputs`. Raises `ValueError` if they depend on others of its batch."""
     others = tf.nest.map_structure(_with_others, inputs)
     count = len(tf.nest.flatten(inputs)[0])
@@ -178,8 +163,7 @@ def _kinds(split: SplitStep, inputs: Structure, in_float16: bool) -> Kinds:
         of_each = value.shape[:1] == (count,)
         if not of_each or not np.allclose(other[-1], value[0], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
             raise ValueError("the frozen layers compute an example's features from others of its batch, too")
-        halves = in_float16 and value.dtype == np.float32
-        kinds.append((value.shape[1:], np.dtype(np.float16) if halves else value.dtype))
+        kinds.append((value.shape[1:], value.dtype))
     return kinds
 
 
@@ -187,3 +171,80 @@ def _with_others(part: tf.Tensor) -> tf.Tensor:
     """The first example of `part` [n, …] as the last, behind others than before."""
     others = tf.repeat(part[1:2], len(part) - 1, axis=0)
     return tf.concat([others * 0.5 if part.dtype.is_floating else others, part[:1]], axis=0)
+
+
+class Evaluation:
+    """The loss and the measures of a task over test examples. The whole forward pass is traced once.
+
+    While the same tensors train, the frozen prefix returns the same for the same examples. So it runs in the first
+    validation of a selection, and the later ones start from its features.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._whole: BatchFunction | None = None
+        self._features: Features | None = None
+
+    def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> float:
+        """Start from the features of the `count` test examples from now on, if anything before `variables` is frozen.
+
+        None are kept if they take more than `room_mb`. Returns the MB that they take.
+        """
+        self.drop_features()
+        whole = self._traced()
+        whole.variables = variables
+        cut = find_cut(whole)
+        if cut is None or not all(tensor.shape[1:].is_fully_defined() for tensor in cut.tensors):
+            return 0.0
+        kinds = [(tuple(tensor.shape[1:]), np.dtype(tensor.dtype.as_numpy_dtype)) for tensor in cut.tensors]
+        megabytes = Features.needed_mb(count, kinds)
+        if megabytes > room_mb:
+            return 0.0
+        self._features = Features(SplitStep(whole, cut), count, kinds)
+        return megabytes
+
+    def drop_features(self) -> None:
+        """Start from the examples themselves from now on."""
+        self._features = None
+
+    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and measures over all examples of `batches`, means unless the task has running results.
+
+        The batches are the same in each call; `between` is called before each.
+        """
+        self._task.reset()
+        totals: dict[str, float] = {}
+        count, measures = 0, dict[str, tf.Tensor]()
+        for batch in batches:
+            between()
+            loss, measures = self._results(count, batch)
+            for name, value in {"loss": loss, **({} if self._task.is_running else measures)}.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
+            count += len(batch)
+        means = {name: total / count for name, total in totals.items()}
+        if self._task.is_running:
+            means |= {name: as_number(value) for name, value in measures.items()}
+        self._task.reset()
+        return means
+
+    def _results(self, start: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Of a batch whose first example is the test example of number `start`."""
+        if self._features is None:
+            return self._traced().results(batch.inputs, batch.targets, batch.weights)  # type: ignore[no-any-return]
+        numbers = np.arange(start, start + len(batch))
+        if self._features.missing(numbers):
+            self._features.make(numbers, batch.inputs)
+        values = self._features.read(numbers)
+        return self._features.split.results(values, batch.targets, batch.weights)  # type: ignore[no-any-return]
+
+    def _traced(self) -> BatchFunction:
+        task = self._task
+
+        def evaluate(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            with folded_batch_norm(task.model):
+                loss, outputs = task.run(examples, training=False)
+            return loss, task.measures(loss, examples, outputs)
+
+        if self._whole is None:
+            self._whole = BatchFunction(evaluate, task.signature(None), ())
+        return self._whole

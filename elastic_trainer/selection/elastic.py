@@ -12,9 +12,8 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData, part_rows
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.memory import MemoryBudget, variables_mb
 from elastic_trainer.engine.state import TrainState
-from elastic_trainer.engine.step_memory import variables_mb
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import (

@@ -72,7 +72,6 @@ class Payoff:
 
     def __init__(self, rho: float, vectors: Iterable[np.ndarray], is_new: bool) -> None:
         self._rho, self._is_new, (moved, count) = rho, is_new, vectors_moved(vectors)
-        self.looks_random = self._is_new and count > 0 and 2 * moved <= count
         self._is_pretrained = self._is_new and 2 * moved > count
         self.evidence = f"{moved} of {count} biases and scales have left the constants where they start"
         self.tracing_ms = 0.0

@@ -40,10 +40,9 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
         yield f"{rho:.2f}  {'  '.join(cells)}"
 
 
-def feature_batches(data: ShuffledData, settings: Settings) -> float:
-    """How many batches all features of `data` are in float32, as which those of the test examples are kept."""
-    views = (data.view_count or 1) / (2 if settings.feature_cache == "float16" else 1)
-    return (data.train_count * views + data.test_count) / data.full_batch
+def feature_batches(data: ShuffledData) -> float:
+    """How many batches all features of `data` are, those of the test examples included."""
+    return (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch
 
 
 class RunPlan(NamedTuple):
@@ -88,7 +87,7 @@ class RunPlanner:
         for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
             plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, each, max_depth)
             last = table.depth(plan.mask) - 1
-            features_mb = feature_batches(data, settings) * float(table.features_mb[last]) * plan.uses_features
+            features_mb = feature_batches(data) * float(table.features_mb[last]) * plan.uses_features
             needed_mb = None if training_mb is None else memory.needed_mb(float(training_mb[last]) + features_mb)
             if not plan.uses_features or needed_mb is None or needed_mb <= memory.limit_mb:
                 break

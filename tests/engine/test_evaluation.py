@@ -5,8 +5,7 @@ import pytest
 from conftest import BATCH, make_small_data, make_small_model
 from small_networks import built_optimizer
 
-from elastic_trainer.engine.evaluation import Evaluation
-from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.features import Evaluation, FeatureCache
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import ImageClassification

@@ -13,9 +13,8 @@ from elastic_trainer import ArrayData, Settings, Trainer, freeze_batch_norm
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import part_of
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.memory import step_memory, variables_mb
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory, variables_mb
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import all_mask, head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
@@ -126,12 +125,13 @@ def test_parts_are_equal_and_as_large_as_asked_for():
     assert part_rows(7, 4) == 1
 
 
-def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
+def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients(monkeypatch):
     model = small_network()
     found, sums_mb = [], variables_mb(model.trainable_variables)
+    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: 0.0)
     for micro_batch in (0, 4):
         settings = replace(SETTINGS, micro_batch=micro_batch)
-        trainer = Trainer(model, data(), "full_training", settings, memory=MemoryBudget(start_mb=0.0))
+        trainer = Trainer(model, data(), "full_training", settings)
         trainer.run(until_step=1)
         found.append(trainer.training.predicted_mb)
         assert sum(count_flops(trainer.training.step_graph).values()) > 0

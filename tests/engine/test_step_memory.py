@@ -8,9 +8,9 @@ import pytest
 from conftest import BATCH, full_step, make_small_model, naive_needs
 
 import models
+from elastic_trainer.engine.memory import MARGIN, step_memory
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import MARGIN, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.timing.attribution import attribute
