@@ -17,7 +17,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
-from elastic_trainer.engine.prefix import SplitStep, find_cut, random_operation
+from elastic_trainer.engine.prefix import SplitStep, find_cut
 from elastic_trainer.engine.step import BatchFunction, TrainStep, as_number
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
@@ -83,23 +83,22 @@ class FeatureCache:
     def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
         """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
 
-        The reason why they are not possible is reported once, also where they are not wanted.
+        The reason why they are not possible is reported once.
         """
         self.drop()
         if self.data is None or self._is_disabled:
             return
-        cut = find_cut(step)
-        if cut is None:
-            name = random_operation(step)
-            if name is not None:
-                self._report(f"the network draws random numbers before its last frozen layer, in {name}")
-        elif self.data.view_count is None:
+        if self.data.view_count is None:
             self._report("--augment flip_rotate shows new views in every epoch")
-        elif are_wanted:
+            return
+        cut = find_cut(step) if are_wanted and not step.trains_all else None
+        if cut is not None:
             try:
                 self._start(SplitStep(step, cut), self.data, room_mb)
             except ValueError as error:
                 self._report(str(error))
+        elif are_wanted and not step.trains_all:
+            self._report("no layer before the first one that trains, or that draws random numbers, is frozen")
 
     def _start(self, split: SplitStep, data: ShuffledData, room_mb: float) -> None:
         """Make room for the features of all examples. Raises `ValueError` if that is not possible."""
@@ -152,25 +151,13 @@ class FeatureCache:
 
 def _kinds(split: SplitStep, inputs: Structure) -> Kinds:
     """The kinds of features of `inputs`. Raises `ValueError` if they depend on others of its batch."""
-    others = tf.nest.map_structure(_with_others, inputs)
-    count = len(tf.nest.flatten(inputs)[0])
-    try:
-        values, of_others = split.prefix(inputs), split.prefix(others)
-    except tf.errors.InvalidArgumentError as error:
-        raise ValueError("the frozen layers need batches of one size") from error
-    kinds = []
-    for value, other in zip((each.numpy() for each in values), of_others, strict=True):
-        of_each = value.shape[:1] == (count,)
-        if not of_each or not np.allclose(other[-1], value[0], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
+    values = [value.numpy() for value in split.prefix(inputs)]
+    alone = split.prefix(tf.nest.map_structure(lambda part: tf.repeat(part[-1:], len(part), axis=0), inputs))
+    for value, other in zip(values, alone, strict=True):
+        has_rows = len(value) == len(other) == len(tf.nest.flatten(inputs)[0])
+        if not has_rows or not np.allclose(other[0], value[-1], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
             raise ValueError("the frozen layers compute an example's features from others of its batch, too")
-        kinds.append((value.shape[1:], value.dtype))
-    return kinds
-
-
-def _with_others(part: tf.Tensor) -> tf.Tensor:
-    """The first example of `part` [n, …] as the last, behind others than before."""
-    others = tf.repeat(part[1:2], len(part) - 1, axis=0)
-    return tf.concat([others * 0.5 if part.dtype.is_floating else others, part[:1]], axis=0)
+    return [(value.shape[1:], value.dtype) for value in values]
 
 
 class Evaluation:

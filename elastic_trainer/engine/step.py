@@ -64,6 +64,7 @@ class TrainStep(BatchFunction):
 
     Attributes:
         variables: those that train.
+        trains_all: whether every trainable variable does.
         folded_pairs: where frozen batch norm was folded.
         accumulators: one for each of `variables` if there are several parts; 0 after `update`.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; None for a variable without influence.
@@ -83,7 +84,7 @@ class TrainStep(BatchFunction):
         model = task.model
         chosen = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, chosen, strict=True) if trains]
-        trained = {id(variable) for variable in variables}
+        trained, self.trains_all = {id(variable) for variable in variables}, bool(chosen.all())
         self._frozen = frozen_values(model, trained) if fold else {}
         self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []
 
