@@ -12,8 +12,7 @@ from small_runs import curve, rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.engine.features import Evaluation
-from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.step import Evaluation, TrainStep
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER

@@ -40,11 +40,6 @@ def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> 
         yield f"{rho:.2f}  {'  '.join(cells)}"
 
 
-def feature_batches(data: ShuffledData) -> float:
-    """How many batches all features of `data` are, those of the test examples included."""
-    return (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch
-
-
 class RunPlan(NamedTuple):
     """What a run would take at one rho."""
 
@@ -87,7 +82,8 @@ class RunPlanner:
         for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
             plan = select_upper_part(table, np.zeros(len(self.head)), self.head, rho, each, max_depth)
             last = table.depth(plan.mask) - 1
-            features_mb = feature_batches(data) * float(table.features_mb[last]) * plan.uses_features
+            batches = data.train_count * (data.view_count or 1) / data.full_batch
+            features_mb = batches * float(table.features_mb[last]) * plan.uses_features
             needed_mb = None if training_mb is None else memory.needed_mb(float(training_mb[last]) + features_mb)
             if not plan.uses_features or needed_mb is None or needed_mb <= memory.limit_mb:
                 break
