@@ -138,21 +138,17 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         self._arguments = (learning_rate, steps, warmup)
         self._rate, self._warmup = learning_rate, warmup
         self.warmup_steps = max(min(round(warmup * steps), steps - 1), 0)
-        self._passed = tf.Variable(0.0, trainable=False)
-
-    def pass_time(self, share: float) -> None:
-        """The share of the time that has passed; compiled steps follow."""
-        self._passed.assign(share)
+        self.passed = tf.Variable(0.0, trainable=False)  # the share of the time; compiled steps follow
 
     def __call__(self, step: Any) -> tf.Tensor:
         steps, rise, step = self._arguments[1], self.warmup_steps, tf.cast(step, tf.float32)
         done = tf.clip_by_value((step - rise) / max(steps - rise, 1), 0, 1)
-        done = tf.maximum(done, (self._passed - self._warmup) / max(1 - self._warmup, 1e-6))
+        done = tf.maximum(done, (self.passed - self._warmup) / max(1 - self._warmup, 1e-6))
         decayed = self._rate * 0.5 * (1 + tf.cos(np.pi * done))
         if rise == 0:
             return decayed
-        risen = tf.maximum(self._rate * (step + 1) / rise, self._rate * self._passed / self._warmup)
-        return tf.where((step < rise) & (self._passed < self._warmup), risen, decayed)
+        risen = tf.maximum(self._rate * (step + 1) / rise, self._rate * self.passed / self._warmup)
+        return tf.where((step < rise) & (self.passed < self._warmup), risen, decayed)
 
     def get_config(self) -> dict[str, Any]:
         return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
@@ -193,7 +189,7 @@ def pass_time(optimizer: keras.optimizers.Optimizer, share: float) -> None:
     """Let the learning rate follow the share (0…1) of a deadline's time that has passed, if it is a `WarmupCosine`."""
     rate = unscaled(optimizer)._learning_rate
     if isinstance(rate, WarmupCosine):
-        rate.pass_time(min(share, 1.0))
+        rate.passed.assign(min(share, 1.0))
 
 
 def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:

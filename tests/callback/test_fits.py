@@ -107,7 +107,10 @@ class Subclass(keras.Model):
         self.first, self.middle, self.last = (keras.layers.Dense(size) for size in (5, 4, 3))
 
     def call(self, inputs):
-        return self.last(self.middle(self.first(inputs["a"]) * self.first(inputs["b"])))
+        product = self.first(inputs["a"])
+        if inputs["b"] is not None:
+            product *= self.first(inputs["b"])
+        return self.last(self.middle(product))
 
 
 def sequential_without_input():
@@ -176,6 +179,17 @@ def unknown_length(x=IMAGES, y=LABELS):
     )
 
 
+def optional_inputs():
+    keras.utils.set_random_seed(0)
+    model, x = Subclass(), {"a": np.random.default_rng(3).normal(size=(24, 6)), "b": None}
+    try:
+        model(x)
+    except AttributeError:  # of Keras 3.12
+        pytest.skip("this Keras takes no None")
+    model.compile("sgd", LOGITS_LOSS)
+    return model, x, LABELS[:24]
+
+
 def clipped_words():
     """Words as text; of embeddings, gradients are sparse. A kernel has a constraint."""
     keras.utils.set_random_seed(0)
@@ -198,6 +212,7 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "unknown length": (plain_descent, {"x": lambda: unknown_length(*sequence_examples())}),
     "lengths that differ": (lengths_that_differ, {"x": padded, "steps_per_epoch": 3}),
     "PyDataset": (images, {"x": Chunks}),
+    "optional inputs": (optional_inputs, {"batch_size": 8}),
     "words, clipping and a constraint": (clipped_words, {"batch_size": 8}),
 }
 

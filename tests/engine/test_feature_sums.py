@@ -28,7 +28,7 @@ def test_sums_of_uneven_parts_give_the_head_of_all_images():
     is_held = held_back(labels)
     of_parts = [FeatureSums.of(features[part & ~is_held], labels[part & ~is_held], 5) for part in parts]
     heads = FeatureSums.together(of_parts).heads(SHRINKAGES)
-    each = [held_losses(heads, features[part & is_held], labels[part & is_held]) for part in parts]
+    each = [held_losses(heads, features[part & is_held], labels[part & is_held]) for part in parts[:-1]]
     losses = np.sum(each, axis=0)
     whole = [FeatureSums.of(features[part], labels[part], 5) for part in parts]
     head, expected = FeatureSums.together(whole).head(*chosen(losses)), fit_head(features, labels, 5)
