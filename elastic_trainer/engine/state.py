@@ -160,7 +160,7 @@ class TrainState:
         """One step on one batch, in parts or as a whole; loss and measures are those of all of it."""
         assert self._step is not None, "a scheme must select before the first step"
         caching_ms = 1e3 * self.features.prepare(batch)
-        split, results = self.features.split, []  # prepare may end the features
+        split, results = self.features.split, []
         step = split or self._step
         if split is None:
             _ = batch.inputs  # as in the timing table, making them is not part of the step
