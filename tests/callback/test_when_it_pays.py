@@ -156,13 +156,6 @@ def test_random_weights_train_as_in_plain_fit_until_the_loss_settles(made_up_tim
     assert text.index("until the loss settles, since only 0 of 7") < text.index("everything has trained for 7 epochs")
 
 
-def test_where_the_loss_never_settles_it_is_plain_fit(made_up_times, capsys, monkeypatch):
-    monkeypatch.setattr(payoff, "has_settled", lambda losses: False)
-    losses, weights = fitted([ElasticTraining()], 60, is_pretrained=False)
-    plain, plain_weights = fitted([], 60, is_pretrained=False)
-    assert losses == plain and equal(weights[-1], plain_weights[-1])
-
-
 @pytest.mark.parametrize("told", [{"interval": 1}, {"scheme": "elastic_training"}])
 def test_what_it_is_told_holds_from_the_first_step(told):
     callback = ElasticTraining(0.6, table=make_table(make_small_model()), deterministic=True, verbose=0, **told)

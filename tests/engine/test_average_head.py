@@ -104,6 +104,18 @@ def test_outputs_without_images_stay_as_trained():
     assert (np.abs(kernel - trained_kernel)[:, :CLASSES].max(axis=0) > 1e-3).all()
 
 
+def test_a_head_whose_scale_nothing_tells_is_not_averaged():
+    """With fewer than five images of each class, none is held back."""
+    plain, averaged = (
+        Trainer(make_small_model(), make_small_data(count=4 * CLASSES), "full_training", settings)
+        for settings in (replace(SETTINGS, average_head=False), SETTINGS)
+    )
+    plain.run()
+    averaged.run()
+    assert averaged.history.average_head_seconds is None
+    assert_same(plain, averaged)
+
+
 def test_without_the_memory_for_it_the_head_stays_as_it_is(plain, capsys):
     short = trainer()
     short.run(until_step=1)

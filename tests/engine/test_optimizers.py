@@ -36,31 +36,10 @@ def test_sgd_makes_the_steps_of_tensorflow_addons_sgdw(case):
     assert drift > 2e-7, "the recorded steps must differ from steps without weight decay"
 
 
-def test_sgdw_is_keras_sgd_with_the_same_weight_decay():
-    schedule = keras.optimizers.schedules.CosineDecay(0.05, 40)
-    ours = trajectory(SGDW(schedule, momentum=0.9, decoupled_weight_decay=0.5), RECORD["start"])
-    theirs = trajectory(keras.optimizers.SGD(schedule, momentum=0.9, weight_decay=0.5), RECORD["start"])
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
-
-
 def test_fused_adam_is_keras_adam():
     ours = trajectory(FusedAdam(1e-2), RECORD["start"])
     theirs = trajectory(keras.optimizers.Adam(1e-2), RECORD["start"])
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_a_tensor_selected_later_gets_the_same_updates(name):
-    early, late = (keras.Variable(np.ones(3, np.float32)) for _ in range(2))
-    optimizer = FusedAdam(1e-2) if name == "adam" else SGDW(1e-2)
-    optimizer.build([early, late])
-    gradients = [tf.constant([0.1, -2.0, 3.0 + i]) for i in range(20)]
-    for gradient in gradients:
-        optimizer.apply([gradient], [early])
-    assert (late.numpy() == 1).all()
-    for gradient in gradients:
-        optimizer.apply([gradient], [late])
-    np.testing.assert_allclose(late.numpy(), early.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
