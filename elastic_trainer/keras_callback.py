@@ -11,12 +11,11 @@ metrics and all other callbacks; `Engine.step` takes its place for what happens 
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import Any
 
 import keras
 
-from elastic_trainer.keras_fit import Fit, Phase
+from elastic_trainer.keras_fit import Asked, Fit, Phase
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import Settings
@@ -48,8 +47,8 @@ class ElasticTraining(keras.callbacks.Callback):
     Args:
         rho: time of a step over that of one of plain `fit`, above 0 and at most 1. Where it does not decide by itself,
             over that of a full step here, which is at most as long.
-        interval: epochs between two selections; fractions are allowed where the length of an epoch is known. By
-            default as many as keep selections short beside what they save; an upper part is selected once.
+        interval: epochs between two selections, by default 3; fractions are allowed where the length of an epoch is
+            known. An upper part is selected once by default.
         table: what each tensor costs (`elastic_trainer.profile` measures it). By default it follows from FLOPs and
             bytes, and from the steps of this fit.
         scheme: an elastic one of `selection.named.SCHEMES`, by default "elastic_training" where it does not decide by
@@ -63,7 +62,7 @@ class ElasticTraining(keras.callbacks.Callback):
     Attributes:
         history: of the latest `fit`: selections, step times in ms, slowdowns.
         rho_measured: time of a step over that of plain `fit`, waiting for data and what Keras does in between included;
-            None before it is known, and where the fit was left alone.
+            None before it is known, and where the fit was left alone or has a limit of memory.
 
     Raises:
         UserError: an argument is out of range. In `fit`: the model is not compiled, a batch norm is not frozen, or
@@ -90,33 +89,33 @@ class ElasticTraining(keras.callbacks.Callback):
         elastic = [name for name in SCHEMES if SCHEMES[name].is_elastic]
         if scheme is not None and scheme not in elastic:
             raise UserError(f"scheme {not_one_of(scheme, elastic)}")
-        self._decides = scheme is None and interval is None and table is None and memory is None
-        self._settings = Settings(
+        decides = scheme is None and interval is None and table is None and memory is None
+        name = UPPER_PART if decides else scheme or IMPORTANCE
+        if interval is None and SCHEMES[name].importance is not None:
+            interval = Settings.interval
+        settings = Settings(
             rho=rho,
             memory=_megabytes(memory),
-            interval=interval,  # type: ignore[arg-type]  # None: one selection, until the first has shown what it takes
+            interval=interval,  # type: ignore[arg-type]  # None: one selection
             importance_batches=importance_batches,
             deterministic=deterministic,
             feature_cache="off",
         )
-        self._table, self._verbose = table, verbose
-        self._scheme = UPPER_PART if self._decides else scheme or IMPORTANCE
-        self._fit: Fit | None = None
+        self._asked = Asked(settings, name, table, decides, verbose)
+        self._fit: Any = None  # the latest `Fit`
         self._keras_function: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The callback before its first `fit`, for pickles and copies (Keras Tuner makes one for each trial)."""
         return {**vars(self), "_model": None, "_fit": None, "_keras_function": None}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ElasticTraining:
-        return copy.copy(self)
-
     @property
     def history(self) -> History:
         """Of the latest `fit`. Raises `UserError` before its first elastic step."""
         if self._fit is None or self._fit.engine is None:
             raise UserError("ElasticTraining has no history before it has trained a step in model.fit")
-        return self._fit.engine.history
+        history: History = self._fit.engine.history
+        return history
 
     @property
     def rho_measured(self) -> float | None:
@@ -126,63 +125,46 @@ class ElasticTraining(keras.callbacks.Callback):
     # --- hooks of Keras ---------------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        is_plain = self._decides and self._settings.rho == 1
-        if self.model.distribute_strategy.num_replicas_in_sync > 1 and not is_plain:
-            raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
         function = self.model.train_function
         while isinstance(getattr(function, "__self__", None), ElasticTraining):  # left behind by a fit that was stopped
             function = function.__self__._keras_function
         self._keras_function, self._is_called = function, False
-        phase = Phase.LEFT if is_plain else Phase.WAITS if self._decides else Phase.TRAINS
-        self._fit = Fit(self.model, self.params, self._settings, self._scheme, self._table, function, phase, self._say)
-        if is_plain:
-            self._fit.leave("rho 1 trains everything")
-        else:
+        self._fit = Fit(self.model, self.params, self._asked, function)
+        if self._fit.phase is not Phase.LEFT:
+            if self.model.distribute_strategy.num_replicas_in_sync > 1:
+                raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
             self.model.train_function = self._train_function
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._fit is not None:
-            self._fit.begin_epoch(epoch)
+        self._fit.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._is_called = True
-        is_elastic = self._fit is not None and self._fit.engine is not None and self._fit.phase is not Phase.LEFT
+        is_elastic = self._fit.engine is not None and self._fit.phase is not Phase.LEFT
         if is_elastic and self.model.train_function != self._train_function:
             raise UserError("the model was compiled again during fit, without ElasticTraining; compile it before fit")
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self._fit is not None:
+        if self._fit is not None:  # else it is not a fit that tests
             self._fit.end_steps()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._fit is not None:
-            self._fit.end_epoch(epoch, logs or {})
+        self._fit.end_epoch(epoch, logs or {})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.train_function == self._train_function:
             self.model.train_function = self._keras_function
-        if self._fit is not None and self._fit.phase is Phase.WAITS:
-            self._say("everything has trained to the end, as in plain fit")
-        share = self.rho_measured
-        if share is not None:
-            self._say(f"steps took {share:.2f} of plain fit's time (asked: {self._settings.rho:g})")
+        self._fit.end()
 
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics.
 
         Calls of others, such as of `train_on_batch` in a callback, or of a later fit without this one, are Keras' own.
         """
-        if not self._is_called or self._fit is None:
-            if self._fit is not None:
-                self._fit.is_stale = True
-            results: dict[str, Any] = self._keras_function(iterator)
-            return results
-        self._is_called = False
-        return self._fit.train(iterator)
-
-    def _say(self, text: str) -> None:
-        if self._verbose:
-            print(f"\nElasticTraining: {text}")
+        is_called, self._is_called = self._is_called, False
+        self._fit.is_stale |= not is_called
+        results: dict[str, Any] = (self._fit.train if is_called else self._keras_function)(iterator)
+        return results
 
 
 def _megabytes(memory: str | float | None) -> float | None:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.datasets.fit_data import UNKNOWN_STEPS, FitData
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.runs.engine import Engine
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.elastic import ElasticScheme
-from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, chosen_interval, plain_step_ms
+from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, plain_step_ms
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.estimate import estimated_table, sharpened
 from elastic_trainer.timing.table import TimingTable
 
-NOTHING_TRAINABLE = "no tensor is trainable"
 CORRECTIONS = 2  # selections that follow the first one because steps took longer or shorter than asked
+NOTHING = "no tensor is trainable"
 LATEST_CALLS = 100  # elastic ones, by which the share of plain fit's time is judged
 
 
@@ -51,6 +47,21 @@ class Phase(Enum):
     WAITS, COMPARES, TRAINS, LEFT = range(4)
 
 
+class Asked(NamedTuple):
+    """What `ElasticTraining` was asked for; `decides`: when to train elastically, and whether, is left to it."""
+
+    settings: Settings
+    scheme: str
+    table: TimingTable | None
+    decides: bool
+    verbose: int
+
+    def say(self, text: str) -> None:
+        """Print a line between Keras' lines."""
+        if self.verbose:
+            print(f"\nElasticTraining: {text}")
+
+
 class Fit:
     """See the module's header. Phases as of `Phase`.
 
@@ -60,46 +71,35 @@ class Fit:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        params: dict[str, Any],
-        settings: Settings,
-        scheme: str,
-        table: TimingTable | None,
-        keras_function: Callable[[Any], dict[str, Any]],
-        phase: Phase,
-        say: Callable[[str], None],
+        self, model: keras.Model, params: dict[str, Any], asked: Asked, keras_function: Callable[[Any], dict[str, Any]]
     ) -> None:
-        self.model, self.phase, self.is_stale = model, phase, True
-        self._params, self._settings, self._scheme, self._table = params, settings, scheme, table
-        self._keras_function, self._say = keras_function, say
+        self.model, self.is_stale, self.phase = model, True, Phase.WAITS if asked.decides else Phase.TRAINS
+        self._params, self._asked, self._keras_function = params, asked, keras_function
         self.engine: Engine | None = None
-        self._task: CompiledTask | None = None
-        self._payoff: Payoff | None = None
-        self._comparison: Comparison | None = None
+        self._task: CompiledTask | None = None  # before the first step, and …
+        self._payoff: Payoff  # … this from then on
+        self._comparison = Comparison()
         self._first_epoch: int | None = None
         self._epoch = self._epoch_steps = self._corrections = 0
-        self._recent: deque[Batch] = deque(maxlen=settings.importance_batches)
-        self._full_ms: float | None = None  # of a step of plain fit, …
-        self._waits_in_full = False  # … with the wait for its batch, or without
+        self._recent: deque[Batch] = deque(maxlen=asked.settings.importance_batches)
+        self._full_ms: float | None = None  # of a step of plain fit; if it decides, with the wait for its batch
         self._last_end_ms = 0.0  # of a call, or of what came before the epoch
         self._tail_ms: float | None = None  # from the last call of an epoch to the end of its steps
         # Of elastic steps: ms with the wait for the batch, of that wait, and between two calls.
         self._times: deque[tuple[float, float, float]] = deque(maxlen=LATEST_CALLS)
+        if asked.decides and asked.settings.rho == 1:
+            self._leave("rho 1 trains everything")
 
     @property
     def share(self) -> float | None:
         """Time of a step over that of plain `fit`; None: not known, or left alone."""
-        if self.phase is Phase.LEFT or self.engine is None:
+        if self.phase is Phase.LEFT or self._full_ms is None or not self._times:
             return None
-        if self._full_ms is not None and self._times:
-            steps_ms, waits_ms, betweens_ms = zip(*self._times, strict=True)
-            elastic_ms, waiting_ms = statistics.median(steps_ms), statistics.median(waits_ms)
-            between_ms = statistics.fmean(betweens_ms)  # rare and long at the start of an epoch
-            full_ms = self._full_ms + (0.0 if self._waits_in_full else waiting_ms)
-            return (elastic_ms + between_ms) / (full_ms + between_ms)
-        full_ms = self.engine.history.full_training_ms() or math.inf
-        return sum(self.engine.history.step_ms) / full_ms or None
+        steps_ms, waits_ms, betweens_ms = zip(*self._times, strict=True)
+        elastic_ms, waiting_ms = statistics.median(steps_ms), statistics.median(waits_ms)
+        between_ms = statistics.fmean(betweens_ms)  # rare and long at the start of an epoch
+        full_ms = self._full_ms + (0.0 if self._asked.decides else waiting_ms)
+        return (elastic_ms + between_ms) / (full_ms + between_ms)
 
     def begin_epoch(self, epoch: int) -> None:
         self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
@@ -115,26 +115,29 @@ class Fit:
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         self.end_steps()
-        engine, first = self.engine, self._first_epoch or 0
+        engine = self.engine
         if engine is not None and engine.history.results:
             engine.history.record_epoch({}, is_running=True)
-            steps = engine.schedule.steps_per_epoch
-            is_chosen = self._choose_interval(engine)
-            if steps == UNKNOWN_STEPS or is_chosen:
-                engine.plan(engine.history.step if steps == UNKNOWN_STEPS else steps, first)
-        elif self.phase is Phase.WAITS and self._payoff is not None:
+            if engine.schedule.steps_per_epoch == UNKNOWN_STEPS:
+                engine.plan(engine.history.step, self._first_epoch or 0)
+        elif self.phase is Phase.WAITS and self._epoch_steps and epoch + 1 < self._params["epochs"]:
             self._payoff.record_epoch(logs)
-            epochs = self._params["epochs"] - epoch - 1
-            if epochs:
-                self._decide(epochs * self._epoch_steps)
+            self._decide((self._params["epochs"] - epoch - 1) * self._epoch_steps)
             why = self._payoff.waits_for()
-            if epochs and self.phase is Phase.WAITS and why is not None:
-                self._say(why)
+            if self.phase is Phase.WAITS and why is not None:
+                self._asked.say(why)
 
-    def leave(self, why: str) -> None:
+    def end(self) -> None:
+        """Say what came of it."""
+        if self.phase is Phase.WAITS:
+            self._asked.say("everything has trained to the end, as in plain fit")
+        if self.share is not None:
+            self._asked.say(f"steps took {self.share:.2f} of plain fit's time (asked: {self._asked.settings.rho:g})")
+
+    def _leave(self, why: str) -> None:
         """Leave the rest of `fit` to Keras, and say why."""
         self.phase = Phase.LEFT
-        self._say(f"{why}; fit goes on as without ElasticTraining")
+        self._asked.say(f"{why}; fit goes on as without ElasticTraining")
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -142,30 +145,32 @@ class Fit:
         """Train as many batches as Keras asks for at once."""
         if self.phase is Phase.LEFT:
             return self._keras_function(iterator)
-        if self.phase is Phase.WAITS:
-            return self._train_everything(iterator)
-        self._task = self._task or self._make_task(_parts(iterator.element_spec))
-        wants_full = self._comparison is not None and self._comparison.wants_full
         if self._task is None:
+            self._task = self._checked_task(_parts(iterator.element_spec))
+            self._payoff = Payoff.of(self._asked.settings.rho, self.model)
+        if self.phase is Phase.WAITS or (self.phase is Phase.COMPARES and self._comparison.wants_full):
+            return self._train_everything(self._task, iterator)
+        if self.engine is None and self._task.head.all():
+            self._leave("every tensor belongs to the head, which always trains" if len(self._task.head) else NOTHING)
             return self._keras_function(iterator)
-        return self._train_everything(iterator) if wants_full else self._train_elastic(self._task, iterator)
+        try:
+            return self._train_elastic(self._task, iterator)
+        except UserError as error:  # it names the callback's arguments, not flags of a command
+            raise UserError(str(error).replace("--", "")) from error
 
-    def _train_everything(self, iterator: Any) -> dict[str, Any]:
+    def _train_everything(self, task: CompiledTask, iterator: Any) -> dict[str, Any]:
         """One call of Keras' own function, timed; before it, decide if steps suffice for that."""
-        if self._payoff is None:
-            self._checked_task(_parts(iterator.element_spec))
-            self._payoff = Payoff.of(self._settings.rho, self.model)
         start, count = _now_ms(), self.model.steps_per_execution
         logs = self._keras_function(iterator)
         call_ms = _now_ms() - start
         self.is_stale = True  # folded kernels have trained
         self._epoch_steps += count
-        if self._comparison is not None:
+        if self.phase is Phase.COMPARES:
             self._comparison.record_full(call_ms / count)
             return logs
         is_timed_now, steps = self._payoff.record_call(call_ms, count), self._params.get("steps")
         if is_timed_now and not self._payoff.has_compiled:
-            task, start = self._checked_task(_parts(iterator.element_spec)), _now_ms()
+            start = _now_ms()
             _ = task.variables  # traces the forward pass
             self._payoff.tracing_ms = _now_ms() - start
         if is_timed_now and steps:
@@ -183,12 +188,16 @@ class Fit:
                     raise StopIteration from None
                 break
             waiting_ms += _now_ms() - asked
-            result, is_warm = self._step(task, values)
-            logs, count, is_timed = result, count + 1, is_timed and is_warm
+            logs, is_warm = self._step(task, values)
+            count, is_timed = count + 1, is_timed and is_warm
         assert logs is not None, "steps_per_execution is at least 1"
         end = _now_ms()
         if is_timed:
-            self._record((end - start) / count, waiting_ms / count, (start - self._last_end_ms) / count)
+            self._times.append(((end - start) / count, waiting_ms / count, (start - self._last_end_ms) / count))
+            if self.phase is Phase.COMPARES:
+                self._comparison.record_elastic(*self._times[-1][:2])
+                if self._comparison.is_done:
+                    self._correct()
         self._last_end_ms = end
         return logs
 
@@ -196,25 +205,18 @@ class Fit:
         """One elastic step: what it reports, and whether nothing was compiled or measured in it."""
         inputs, targets, weights = _parts(values)
         batch = Batch(lambda: inputs, targets, weights)
+        if self.engine is None or self.engine.history.step in self.engine.scheme.due:
+            task.check_variables()
         engine = self.engine or self._begin(task, batch)
         self._recent.append(batch)
-        if engine.history.step in engine.scheme.due and not task.has_same_variables:
-            raise UserError("layers were frozen or freed during fit; compile the model after that, and call fit again")
         if self.is_stale:
             self.is_stale = not engine.training.refresh()
         count, passes = len(engine.history.selections), engine.scheme.pass_steps
-        with _names_without_dashes(), engine.history.clocks.running("training"):
+        with engine.history.clocks.running("training"):
             result = engine.step(batch)
         if len(engine.history.selections) > count:
-            self._say(engine.history.selection.text(task.variables.used))
+            self._asked.say(engine.history.selection.text(task.variables.used))
         return result.measures, result.step_ms is not None and engine.history.step not in passes
-
-    def _record(self, step_ms: float, waiting_ms: float, between_ms: float) -> None:
-        self._times.append((step_ms, waiting_ms, between_ms))
-        if self._comparison is not None:
-            self._comparison.record_elastic(step_ms, waiting_ms)
-            if self._comparison.is_done:
-                self._correct()
 
     def _checked_task(self, specs: Any) -> CompiledTask:
         """What this fit trains on batches of `specs`.
@@ -228,85 +230,52 @@ class Fit:
                     f"ElasticTraining needs dense tensors of a known rank, not {spec}; convert them in the data "
                     "(to_tensor of a ragged one, tf.sparse.to_dense) before the model"
                 )
-            if self._settings.memory is not None and spec is not None and None in spec.shape[1:]:
+            if self._asked.settings.memory is not None and spec is not None and None in spec.shape[1:]:
                 raise UserError(f"memory: needs examples of one shape, not {spec}; leave it out, or pad them")
         task = CompiledTask(self.model, *specs)
         task.allows_infinite_loss = True  # as `fit` does; keras.callbacks.TerminateOnNaN ends it
         return task
 
-    def _make_task(self, specs: Any) -> CompiledTask | None:
-        """`_checked_task`; None, which is said, if it has no tensors to select."""
-        task = self._checked_task(specs)
-        if not task.head.all():
-            return task
-        self.leave("every tensor belongs to the head, which always trains" if task.head.any() else NOTHING_TRAINABLE)
-        return None
-
     def _begin(self, task: CompiledTask, batch: Batch) -> Engine:
         """The engine of this fit, whose first elastic batch this is."""
+        settings, scheme, table, decides, _ = self._asked
         epochs = max(self._params["epochs"] - (self._first_epoch or 0), 1)
         data = FitData(self._params.get("steps") or UNKNOWN_STEPS, len(batch), self._recent)
-        settings, table, optimizer = replace(self._settings, num_epochs=epochs), self._table, self.model.optimizer
-        with _names_without_dashes():
-            if self._payoff is not None:
-                self._full_ms, self._waits_in_full = self._payoff.full_ms, True
-            elif settings.memory is None and settings.rho < 1:
-                self._full_ms = plain_step_ms(task, batch)
-            if table is None:
-                table = estimated_table(task, optimizer, len(batch), self._full_ms if self._payoff else None)
-                # An estimate is no reason to end a fit.
-                settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
-            table.check_shapes([tuple(variable.shape) for variable in self.model.trainable_variables])
-            memory = MemoryBudget(settings.memory)
-            self.engine = engine = Engine(task, data, self._scheme, settings, table, memory=memory)
+        settings = replace(settings, num_epochs=epochs)
+        if decides:
+            self._full_ms = self._payoff.full_ms
+        elif settings.memory is None and settings.rho < 1:
+            self._full_ms = plain_step_ms(task, batch)
+        if table is None:
+            table = estimated_table(task, self.model.optimizer, len(batch), self._full_ms if decides else None)
+            # An estimate is no reason to end a fit.
+            settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
+        self.engine = engine = Engine(task, data, scheme, settings, table)
         engine.training.folds = settings.rho < 1  # else plain fit, bit for bit
         engine.plan(data.steps_per_epoch, self._first_epoch or 0)
-        if self._payoff is None and settings.rho < 1:
-            told = Payoff.of(settings.rho, self.model)
-            if told.looks_random:
-                self._say(f"lower layers that do not train may keep their random weights: only {told.evidence}")
         return engine
-
-    def _choose_interval(self, engine: Engine) -> bool:
-        """Whether it was left to be chosen, and now is, by what the first selection took."""
-        scheme, selection = engine.scheme, engine.history.selection
-        if (
-            not isinstance(scheme, ElasticScheme)
-            or scheme.settings.interval is not None
-            or SCHEMES[self._scheme].importance is None
-        ):
-            return False
-        selecting_ms = 1e3 * sum(selection.seconds.values())
-        epoch_ms = (selection.full_step_ms or 0.0) * engine.history.step
-        interval = chosen_interval(selecting_ms, epoch_ms, self._settings.rho, Settings.interval)
-        engine.settings = scheme.settings = replace(scheme.settings, interval=interval)
-        return True
 
     # --- deciding by itself -----------------------------------------------------------------------------------------
 
     def _decide(self, steps_left: int) -> None:
         """Go on with the upper part, or leave `fit` alone, or neither for now."""
-        assert self._payoff is not None
-        decision = self._payoff.decide(steps_left) if self.phase is Phase.WAITS else None
-        if decision is None:
-            return
-        if not decision.goes:
-            self.leave(decision.why)
-            return
-        self._say(f"{decision.why}; its upper part trains from now on")
-        self.phase, self._comparison = Phase.COMPARES, Comparison()
+        decision = self._payoff.decide(steps_left)
+        if decision is not None and decision.goes:
+            self._asked.say(f"{decision.why}; its upper part trains from now on")
+            self.phase, self._comparison = Phase.COMPARES, Comparison()
+        elif decision is not None:
+            self._leave(decision.why)
 
     def _correct(self) -> None:
         """Correct the table by the times of full and elastic steps in turn, and select by it if they were off."""
-        assert self._comparison is not None and self.engine is not None
+        assert self.engine is not None and isinstance(self.engine.scheme, ElasticScheme)
         (full_ms, elastic_ms, waiting_ms), scheme = self._comparison.times_ms, self.engine.scheme
-        self._full_ms, self.phase, self._comparison = full_ms, Phase.TRAINS, None
-        assert isinstance(scheme, ElasticScheme)
+        self._full_ms, self.phase = full_ms, Phase.TRAINS
         if elastic_ms >= (1 - CLOSE) * full_ms:
             waiting = f", {waiting_ms:.3g} ms of them waiting for data" if waiting_ms > CLOSE * full_ms else ""
-            self.leave(f"elastic steps take {elastic_ms:.3g} ms, full ones {full_ms:.3g} ms{waiting}")
+            self._leave(f"elastic steps take {elastic_ms:.3g} ms, full ones {full_ms:.3g} ms{waiting}")
             return
-        selection, off = self.engine.history.selection, abs(elastic_ms / full_ms - self._settings.rho)
+        selection, off = self.engine.history.selection, abs(elastic_ms / full_ms - self._asked.settings.rho)
         steps_left = self.engine.schedule.total_steps - self.engine.history.step
         pays = steps_left * off * full_ms >= MARGIN * 1e3 * sum(selection.seconds.values())
         if off <= CLOSE or self._corrections == CORRECTIONS or not pays:
@@ -320,15 +289,6 @@ class Fit:
 
 def _now_ms() -> float:
     return 1e3 * time.perf_counter()
-
-
-@contextmanager
-def _names_without_dashes() -> Iterator[None]:
-    """Errors of this block name the callback's arguments, not flags of a command."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("--", "")) from error
 
 
 def _parts(values: Any) -> tuple[Any, Any, Any]:

@@ -11,15 +11,12 @@ from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.memory import MemoryBudget, step_memory
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
-from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import PROCESS_LIMITS, cores
@@ -171,24 +168,6 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_importance_is_measured_in_parts_where_a_whole_batch_does_not_fit(network, start, monkeypatch):
-    model, data, table = network
-    rows, set_micro_batch = [], ImportanceEvaluator.set_micro_batch
-
-    def recorded(evaluator, count):
-        rows.append(count)
-        set_micro_batch(evaluator, count)
-
-    monkeypatch.setattr(ImportanceEvaluator, "set_micro_batch", recorded)
-    for share in (0.7, 9.0):
-        trainer = Trainer(
-            model, data, "elastic_training", limited(table, head_mask(model), share, num_epochs=1), table=table
-        )
-        trainer.run()
-        assert bool(trainer.history.selection.slowdown != 1.0) == (share > 1), "passes over all tensors"
-    assert len(rows) == 1 and rows[0] < BATCH
-
-
 def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(network, start):
     model, _, table = network
     data, settings = made_up_data(count=8, batch_size=1), limited(table, head_mask(model), 0.3, batch_size=1)
@@ -216,8 +195,7 @@ def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     unknown = rows(replace(table, memory=None))
     assert all(row.endswith("unknown") or "not feasible" in row for row in unknown[2:])
     assert rows(num_epochs=1)[0].startswith("plan: 1 epoch of 3 steps, ")
-    for kind, megabytes in (("float32", 6), ("float16", 3)):  # of 48 examples, or half of them, and 8 to test
-        assert f" {megabytes} MB " in rows(others=(), num_epochs=9, interval=9, feature_cache=kind)[2]
+    assert " 6 MB " in rows(others=(), num_epochs=9, interval=9)[2], "of 48 examples, and 8 to test"
     head_mb, _ = limits(table, head_mask(model))
     assert all("not feasible" in line for line in rows(memory=head_mb)[2:])
 
@@ -256,30 +234,6 @@ def test_a_resumed_run_keeps_to_its_limit_or_to_a_smaller_one(network, start):
     smaller = replace(settings, memory=START_MB + head_mb - 10)
     with pytest.raises(UserError, match="training the head alone takes"):
         Trainer(model, data, "elastic_training_upper_part", smaller, table=table).load(saved)
-    fixed = Trainer(model, data, "full_training", SETTINGS)
-    fixed.run(until_step=2)
-    resumed = Trainer(model, data, "full_training", smaller)
-    resumed.load(fixed.state())
-    with pytest.raises(UserError, match="training takes about"):
-        resumed.run()
-
-
-def test_a_run_ends_where_another_program_takes_its_memory(network, start, monkeypatch):
-    model, data, table = network
-    trainer = Trainer(model, data, "elastic_training", SETTINGS, table=table)
-    monkeypatch.setattr("elastic_trainer.engine.memory.reachable_memory_mb", lambda: START_MB + 1.0)
-    with pytest.raises(UserError, match="training takes about"):
-        trainer.run()
-
-
-def test_importance_that_does_not_fit_in_any_part_is_refused(network, start):
-    model, data, table = network
-    settings = replace(SETTINGS, memory=START_MB + limits(table, head_mask(model))[0] + 500)
-    more_mb = np.where(head_mask(model)[table.positions], 0.0, 1e3)
-    huge = replace(table, memory=table.memory._replace(fixed_mb=table.memory.fixed_mb + more_mb))
-    fits = "what fits: --memory .*, or --train_type elastic_training_upper_part, which measures none$"
-    with pytest.raises(UserError, match=f"measuring importance, even with one image at a time, takes about .* {fits}"):
-        Trainer(model, data, "elastic_training", settings, table=huge).run()
 
 
 @pytest.mark.parametrize("scheme", ["full_training", "elastic_training_upper_part"])
@@ -305,28 +259,6 @@ def test_a_refusal_names_what_fits_and_that_does(scheme, network, start):
     with pytest.raises(UserError) as error:  # in parts that are too large
         Trainer(model, data, scheme, replace(settings, micro_batch=2 * part), table=table).run()
     assert f"--micro_batch {part}" in str(error.value)
-
-
-def by_main(model, data, table):
-    """As main.py does: the scheme has the table."""
-    settings, task = replace(SETTINGS, deterministic=False), CompiledTask(model, *data.specs)
-    scheme = SCHEMES["elastic_training"].make(SchemeContext(task, data, settings, table))
-    trainer = Trainer(task, data, scheme, settings)
-    trainer.run(until_step=1)
-    return trainer.history
-
-
-def by_callback(model, data, table):
-    return fitted((model, data, table), 1e5)  # without a limit, batches of any size are not predicted
-
-
-@pytest.mark.parametrize("run", [by_main, by_callback])
-def test_the_costs_of_a_table_reach_what_a_run_predicts(run, network, start):
-    """500 MB more for each selection are 500 MB more while importance is measured, which takes the most."""
-    model, data, table = network
-    more = replace(table, memory=table.memory._replace(fixed_mb=table.memory.fixed_mb + 500))
-    first, second = (run(model, data, each).selections[0].memory_mb for each in (table, more))
-    assert 400 < second - first <= 500.1
 
 
 def test_the_callback_measures_importance_in_parts_of_batches_of_any_size(network, start):

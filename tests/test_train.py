@@ -4,20 +4,15 @@ import gc
 import weakref
 from functools import partial
 
-import keras
 import numpy as np
 import pytest
-from conftest import CLASSES, SIZE, make_small_model, make_table
+from conftest import make_small_model, make_table
 from small_networks import values
 from small_runs import curve, rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.engine.evaluation import Evaluation
-from elastic_trainer.engine.optimizers import make_optimizer
-from elastic_trainer.engine.state import not_finite
-from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.engine.step import Evaluation, TrainStep
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER
@@ -175,31 +170,11 @@ def test_max_steps_ends_the_run_within_an_epoch_and_the_rate_reaches_zero_after_
     assert rates == pytest.approx([0.05 * (1 + np.cos(np.pi * step / 8)) for step in (5, 7)], rel=1e-4)
 
 
-def test_nan_loss_before_any_update_is_not_blamed_on_the_learning_rate(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_with_what_may_be_the_cause(tmp_path):
     model = make_small_model()
     model.get_layer("head").bias.assign([np.nan, 0, 0])
-    with pytest.raises(
-        UserError, match=r"the loss is nan at step 1, and --learning_rate is not the cause, .* --weights"
-    ):
+    with pytest.raises(UserError, match=r"nan at step 1 with learning rate 0.001; lower .*, or check --weights"):
         run(tmp_path, train.full_training, Settings(learning_rate=1e-3), model)
-
-
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 1e-3), ("adam", 0.0)])
-def test_nan_gradients_are_blamed_on_the_learning_rate_only_if_it_is_not_0(rate, optimizer, tmp_path):
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = keras.layers.Flatten()(inputs)
-    x = keras.ops.sqrt(keras.layers.Dense(3, kernel_initializer="zeros")(x))  # of 0: its gradient is infinite
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES)(x))
-    cause = f"with learning rate {rate:g}; lower" if rate else "and --learning_rate is not the cause"
-    with pytest.raises(UserError, match=rf"the loss is nan at step 2,? {cause}"):
-        run(tmp_path, train.full_training, Settings(learning_rate=rate, optimizer=optimizer, num_epochs=1000), model)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("rate", "updates"), [(0.0, 5), (1e-3, 0), (1e-3, 5)])
-def test_only_an_update_at_a_rate_above_0_is_blamed(optimizer, rate, updates):
-    error = not_finite("it", updates, ImageClassification(make_small_model()), make_optimizer(optimizer, rate, 0.0, 10))
-    assert ("lower --learning_rate" in str(error)) == (rate > 0 and updates > 0)
 
 
 class AlternatingScheme(Scheme):

@@ -36,7 +36,7 @@ from elastic_trainer.engine.closed_form_head import linear_head, recorded_inputs
 from elastic_trainer.engine.optimizers import SGDW
 from elastic_trainer.engine.prefix import find_cut
 from elastic_trainer.engine.step import BatchFunction, TrainStep, drop_missing
-from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.engine.task import Examples, ImageClassification
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tflite import convert_module, inference_module, missing_kernels
 from elastic_trainer.system.errors import UserError
@@ -51,16 +51,14 @@ class WeightedImages(ImageClassification):
         inputs, targets, _ = self._specs
         self._specs = (inputs, targets, tf.TensorSpec((None,)))
 
-    def loss(
-        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
-    ) -> tf.Tensor:
+    def loss(self, examples: Examples, outputs: Structure, training: bool) -> tf.Tensor:
+        _, targets, weights = examples
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=targets, logits=outputs)
         regularisers = [tf.reduce_sum(weights) * each for each in self.model.losses] if training else []
         return tf.add_n([tf.reduce_sum(weights * losses), *regularisers])
 
-    def measures(
-        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
-    ) -> dict[str, tf.Tensor]:
+    def measures(self, loss: tf.Tensor, examples: Examples, outputs: Structure) -> dict[str, tf.Tensor]:
+        _, targets, weights = examples
         correct = tf.equal(tf.argmax(outputs, axis=-1, output_type=tf.int32), targets)
         return {"accuracy": tf.reduce_sum(weights * tf.cast(correct, tf.float32))}
 

@@ -52,14 +52,46 @@ class ClosedFormHead(NamedTuple):
             variable.assign(tf.where(self.is_scaled, (variable + values) / 2, variable))
 
 
+def linear_head(model: keras.Model) -> keras.layers.Dense | None:
+    """The only last layer, if it is dense with a bias, without an activation, and reads at most `MAX_FEATURES`."""
+    layers = last_layers(model)
+    if len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
+        return None
+    [layer] = layers
+    is_linear = layer.use_bias and layer.activation is keras.activations.linear
+    return layer if is_linear and layer.kernel.shape[0] <= MAX_FEATURES else None
+
+
 def closed_form_head(
     task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
 ) -> ClosedFormHead | None:
-    """The head that `fit_head` gives the network of `task`; arguments and None as of `head_features`."""
-    found = head_features(task, data, room_mb, between)
-    if found is None:
+    """The head that `fit_head` gives the network of `task`, by all training images in their first view.
+
+    None if this is no classifier of images that ends in a `linear_head`; or if fitting one takes more than `room_mb`,
+    which is reported. `between` is called before each block of images.
+    """
+    layer, count = linear_head(task.model), data.train_count
+    if layer is None or not isinstance(task, ImageClassification):
         return None
-    layer, features, labels = found
+    width = layer.kernel.shape[0]
+    # Float32, beside the forward pass: features and copies of them; the covariance and its copies.
+    needed_mb = 4 * (3.5 * count * width + 8 * width**2) / 1e6
+    if needed_mb > room_mb:
+        tqdm.write(f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left")
+        return None
+    rows, first = np.arange(count), np.zeros(count, np.int64)
+    block = min(block_rows(data.training_inputs(Order(rows[:1], first[:1]))), data.max_rows)
+    inputs_of, found = _head_inputs(task, layer), []
+    for start in range(0, count, block):
+        between()
+        some = slice(start, start + block)
+        inputs, outputs = inputs_of(data.training_inputs(Order(rows[some], first[some])))
+        if inputs is None or inputs.shape.rank != 2:
+            return None
+        if not start and not np.allclose(layer(inputs), outputs, rtol=1e-3, atol=1e-3):
+            return None  # something follows the layer
+        found.append(inputs.numpy())
+    features, labels = np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
     head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
     logits, logits_before = head.logits(features), before.logits(features)
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
@@ -88,49 +120,6 @@ class ClosedFormStep:
             )
         found.assign()
         return found.loss, {"accuracy": found.accuracy}, 0.0
-
-
-def linear_head(model: keras.Model) -> keras.layers.Dense | None:
-    """The only last layer, if it is dense with a bias, without an activation, and reads at most `MAX_FEATURES`."""
-    layers = last_layers(model)
-    if len(layers) != 1 or type(layers[0]) is not keras.layers.Dense:
-        return None
-    [layer] = layers
-    is_linear = layer.use_bias and layer.activation is keras.activations.linear
-    return layer if is_linear and layer.kernel.shape[0] <= MAX_FEATURES else None
-
-
-def head_features(
-    task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
-) -> tuple[keras.layers.Dense, np.ndarray, np.ndarray] | None:
-    """The last layer, what it reads of all training images in their first view (float32 [n, features]), their labels.
-
-    None if this is no classifier of images that ends in a dense layer with a bias, without an activation, of at most
-    `MAX_FEATURES` features; or if fitting a head takes more than `room_mb`, which is reported. `between` is called
-    before each block of images.
-    """
-    layer = linear_head(task.model)
-    if layer is None or not isinstance(task, ImageClassification):
-        return None
-    width = layer.kernel.shape[0]
-    # Float32, beside the forward pass: features and copies of them; the covariance and its copies.
-    needed_mb = 4 * (3.5 * data.train_count * width + 8 * width**2) / 1e6
-    if needed_mb > room_mb:
-        tqdm.write(f"no closed-form head: it takes {needed_mb:.0f} MB, and {max(room_mb, 0.0):.0f} MB are left")
-        return None
-    rows = np.arange(data.train_count)
-    block = min(block_rows(data.training_inputs(Order(rows[:1], rows[:1]))), data.max_rows)
-    inputs_of, found = _head_inputs(task, layer), []
-    for start in range(0, len(rows), block):
-        between()
-        some = rows[start : start + block]
-        inputs, logits = inputs_of(data.training_inputs(Order(some, np.zeros_like(some))))
-        if inputs is None or inputs.shape.rank != 2:
-            return None
-        if not start and not np.allclose(layer(inputs), logits, rtol=1e-3, atol=1e-3):
-            return None  # something follows the layer
-        found.append(inputs.numpy())
-    return layer, np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
 
 
 @contextmanager

@@ -29,26 +29,8 @@ from elastic_trainer.system.errors import UserError, not_one_of
 MIN_NORM = 1e-3  # of weights, so that those which start at 0 can train (as in the paper of adaptive clipping)
 
 
-class _OneDevice:
-    """Applies updates variable by variable, without Keras' reduction over replicas.
-
-    At every trace, that reduction registers a custom gradient in a global table, which keeps the graph in memory: each
-    new selection would leak the graph of the previous one (10 MB for MobileNetV2).
-    """
-
-    def apply(self: Any, grads: list[tf.Tensor | None], trainable_variables: list[keras.Variable]) -> None:
-        """Update each variable that has a gradient, and count the step. The optimizer must be built."""
-        rate = self.learning_rate
-        for gradient, variable in zip(grads, trainable_variables, strict=True):
-            if gradient is not None:
-                self.update_step(gradient, variable.value, rate)
-                if variable.constraint is not None:
-                    variable.assign(variable.constraint(variable))
-        self.iterations.assign_add(1)
-
-
 @keras.saving.register_keras_serializable(package="elastic_trainer")
-class SGDW(_OneDevice, keras.optimizers.SGD):
+class SGDW(keras.optimizers.SGD):
     """SGD with momentum and decoupled weight decay, which follows the learning-rate schedule and skips the momentum.
 
     Args:
@@ -104,7 +86,7 @@ def _clipping_factor(gradient: tf.Tensor, weights: tf.Variable, clipping: float)
 
 
 @keras.saving.register_keras_serializable(package="elastic_trainer")
-class FusedAdam(_OneDevice, keras.optimizers.Adam):
+class FusedAdam(keras.optimizers.Adam):
     """keras.optimizers.Adam with TensorFlow's fused kernel, and a separate step count for each tensor.
 
     Bias correction depends on how often the averages of a tensor were updated. With one common step count, as in Keras,
@@ -156,21 +138,17 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         self._arguments = (learning_rate, steps, warmup)
         self._rate, self._warmup = learning_rate, warmup
         self.warmup_steps = max(min(round(warmup * steps), steps - 1), 0)
-        self._passed = tf.Variable(0.0, trainable=False)
-
-    def pass_time(self, share: float) -> None:
-        """The share of the time that has passed; compiled steps follow."""
-        self._passed.assign(share)
+        self.passed = tf.Variable(0.0, trainable=False)  # the share of the time; compiled steps follow
 
     def __call__(self, step: Any) -> tf.Tensor:
         steps, rise, step = self._arguments[1], self.warmup_steps, tf.cast(step, tf.float32)
         done = tf.clip_by_value((step - rise) / max(steps - rise, 1), 0, 1)
-        done = tf.maximum(done, (self._passed - self._warmup) / max(1 - self._warmup, 1e-6))
+        done = tf.maximum(done, (self.passed - self._warmup) / max(1 - self._warmup, 1e-6))
         decayed = self._rate * 0.5 * (1 + tf.cos(np.pi * done))
         if rise == 0:
             return decayed
-        risen = tf.maximum(self._rate * (step + 1) / rise, self._rate * self._passed / self._warmup)
-        return tf.where((step < rise) & (self._passed < self._warmup), risen, decayed)
+        risen = tf.maximum(self._rate * (step + 1) / rise, self._rate * self.passed / self._warmup)
+        return tf.where((step < rise) & (self.passed < self._warmup), risen, decayed)
 
     def get_config(self) -> dict[str, Any]:
         return dict(zip(("learning_rate", "steps", "warmup"), self._arguments, strict=True))
@@ -187,29 +165,19 @@ def make_optimizer(
 ) -> keras.optimizers.Optimizer:
     """The optimizer of that name: "sgd" is `SGDW` with momentum 0.9 and `WarmupCosine`, "adam" has a constant rate and
     no decay. The paper's are sgd, and adam for ViT. Raises `UserError` if there is none of that name.
-
-    Under Keras' policy mixed_float16 the optimizer scales the loss, because small gradients would be 0 in float16.
     """
     if name not in OPTIMIZERS:
         raise UserError(f"--optimizer: {not_one_of(name, [*OPTIMIZERS])}")
     if name == "adam":
-        optimizer: keras.optimizers.Optimizer = FusedAdam(learning_rate)
-    else:
-        optimizer = SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
-    return keras.optimizers.LossScaleOptimizer(optimizer) if in_float16() else optimizer
+        return FusedAdam(learning_rate)
+    return SGDW(WarmupCosine(learning_rate, total_steps, warmup), 0.9, weight_decay, clipping, unclipped)
 
 
 def optimizer_of(settings: Settings, total_steps: int, model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer that `settings` ask for; it bounds no gradient of the model's head."""
-    return make_optimizer(
-        settings.optimizer,
-        settings.learning_rate,
-        settings.weight_decay,
-        total_steps,
-        settings.gradient_clipping or None,
-        np.flatnonzero(head_mask(model)).tolist(),
-        settings.warmup,
-    )
+    clipping, head = settings.gradient_clipping or None, np.flatnonzero(head_mask(model)).tolist()
+    name, rate, decay = settings.optimizer, settings.learning_rate, settings.weight_decay
+    return make_optimizer(name, rate, decay, total_steps, clipping, head, settings.warmup)
 
 
 def unscaled(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -221,12 +189,7 @@ def pass_time(optimizer: keras.optimizers.Optimizer, share: float) -> None:
     """Let the learning rate follow the share (0…1) of a deadline's time that has passed, if it is a `WarmupCosine`."""
     rate = unscaled(optimizer)._learning_rate
     if isinstance(rate, WarmupCosine):
-        rate.pass_time(min(share, 1.0))
-
-
-def in_float16() -> bool:
-    """Whether new networks compute in float16."""
-    return keras.config.dtype_policy().name == "mixed_float16"
+        rate.passed.assign(min(share, 1.0))
 
 
 def idle_optimizer(model: keras.Model, name: str, clips_gradients: bool = False) -> keras.optimizers.Optimizer:

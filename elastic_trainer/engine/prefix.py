@@ -43,7 +43,6 @@ class SplitStep:
 
     def __init__(self, step: BatchFunction, cut: Cut) -> None:
         graph, (tensors, within) = step.graph, cut
-        self.dtypes = [tensor.dtype for tensor in tensors]  # the step's graph is not kept
         names = [tensor.name for tensor in tensors]
         effects = [op for op in graph.control_outputs if op.name not in within]  # such as the updates
         inputs, targets = ([tensor.name for tensor in part] for part in (step.inputs, step.targets))
@@ -56,15 +55,19 @@ class SplitStep:
             feeds = dict(zip([*names, *targets], [*features, *values], strict=True))
             return step.packed(_imported(graph, feeds, graph.outputs, effects, within))
 
+        def traced(function: Callable[..., Any], *specs: Any) -> Any:
+            return tf.function(function, autograph=False).get_concrete_function(*specs)
+
         self._rows = None
-        self._prefix = _traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
+        self._prefix = traced(prefix, [tf.TensorSpec((None, *each.shape[1:]), each.dtype) for each in step.inputs])
         # The batch size may be baked into a shape.
         if any(value.shape.rank and value.shape[0] for value in self._prefix.outputs):
             self._rows = step.inputs[0].shape[0]
-            self._prefix = _traced(prefix, _specs(step.inputs))
+            self._prefix = traced(prefix, [tf.TensorSpec(each.shape, each.dtype) for each in step.inputs])
         self.results: Callable[[Sequence[tf.Tensor], Structure, Structure], Any]
-        self.results = traced = _traced(rest, _specs(tensors), *step.signature[1:])
-        self.graph: tf.Graph = traced.graph  # of the rest
+        features = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        self.results = traced(rest, features, *step.signature[1:])
+        self.graph: tf.Graph = self.results.graph  # type: ignore[attr-defined]  # of the rest
 
     def prefix(self, inputs: Structure) -> list[tf.Tensor]:
         """The features of examples, any number of them: each [examples, …], in the order of the cut tensors."""
@@ -90,8 +93,8 @@ def find_cut(step: BatchFunction) -> Cut | None:
         for name in sorted(kept, key=lambda name: -_values(kept[name])):  # of equal ones the earlier first
             if _is_expansion(kept[name], within, kept):
                 del kept[name]
-    tensors = [*kept.values()]
-    return Cut(tensors, within) if _reads_weights(step.graph, tensors) else None
+    captured = {inner.op.name for _, inner in step.graph.captures}  # variables, and constants that were made from them
+    return Cut([*kept.values()], within) if captured & needed_operations(kept.values()) else None
 
 
 def split_step(step: TrainStep) -> SplitStep | None:
@@ -100,23 +103,14 @@ def split_step(step: TrainStep) -> SplitStep | None:
     return None if cut is None else SplitStep(step, cut)
 
 
-def _specs(tensors: Iterable[tf.Tensor]) -> list[tf.TensorSpec]:
-    return [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
-
-
-def _traced(function: Callable[..., Any], *specs: Any) -> Any:
-    return tf.function(function, autograph=False).get_concrete_function(*specs)
-
-
-def prefix_operations(step: BatchFunction, with_random: bool = False) -> set[str]:
+def prefix_operations(step: BatchFunction) -> set[str]:
     """Names of the operations of a step that depend on the inputs and on nothing that changes.
 
-    Random numbers and all other stateful operations change, unless `with_random`; so does each variable that the step
-    writes.
+    Random numbers and all other stateful operations change; so does each variable that the step writes.
     """
     graph = step.graph
     operations = inputs_first(graph)
-    stateful = [] if with_random else [op for op in operations if is_stateful(op)]
+    stateful = [op for op in operations if is_stateful(op)]
     trained = {id(variable.value.handle) for variable in step.variables}
     written = {inner.name for outer, inner in graph.captures if id(outer) in trained}
     written |= {tensor.name for op in stateful for tensor in op.inputs if tensor.dtype == tf.resource}
@@ -133,7 +127,7 @@ def prefix_operations(step: BatchFunction, with_random: bool = False) -> set[str
 
 def _passing(step: BatchFunction, prefix: set[str]) -> set[str]:
     """Names of the tensors of `prefix` with a row for each example that the rest needs for the results of the step."""
-    graph = step.graph
+    graph, counts = step.graph, (step.inputs[0].shape[0], None)
     needed = needed_operations([*graph.outputs, *graph.control_outputs])
     beyond = (op for op in graph.get_operations() if op.name in needed and op.name not in prefix)
     waiting = [tensor for op in beyond for tensor in op.inputs]
@@ -144,17 +138,17 @@ def _passing(step: BatchFunction, prefix: set[str]) -> set[str]:
         if tensor.name in seen or tensor.op.name not in prefix:
             continue
         seen.add(tensor.name)
-        if _has_rows(tensor, step.inputs[0].shape[0]):
+        rank = tensor.shape.rank
+        if tensor.dtype != tf.variant and (rank is None or (rank > 0 and tensor.shape[0] in counts)):
             passing.add(tensor.name)
         else:
             waiting += tensor.op.inputs
     return passing
 
 
-def _values(tensor: Any) -> int:
+def _values(tensor: Any) -> Any:
     """How many values `tensor` has for each example."""
-    count: int = tensor.shape[1:].num_elements()
-    return count
+    return tensor.shape[1:].num_elements()
 
 
 def _is_expansion(tensor: Any, prefix: set[str], passing: Collection[str]) -> bool:
@@ -173,27 +167,6 @@ def _is_expansion(tensor: Any, prefix: set[str], passing: Collection[str]) -> bo
             elif each.op.name in prefix and each.op not in waiting:
                 waiting.append(each.op)
     return convolutions == 1 and _values(tensor) >= EXPANSION * sum(sources.values())
-
-
-def _has_rows(tensor: Any, count: int) -> bool:
-    """Whether `tensor` may have a row for each of `count` examples: features of which this is not true are not kept."""
-    if tensor.dtype == tf.variant or tensor.shape.rank == 0:
-        return False
-    return tensor.shape.rank is None or tensor.shape[0] in (count, None)
-
-
-def _reads_weights(graph: Any, tensors: Iterable[Any]) -> bool:
-    """Whether `tensors` depend on a variable, or on a constant that was made from one."""
-    captured = {inner.op.name for _, inner in graph.captures}
-    return bool(captured & needed_operations(tensors))
-
-
-def random_operation(step: TrainStep) -> str | None:
-    """The first operation of a random layer without which weights would be frozen before the first trained ones."""
-    graph, within = step.graph, prefix_operations(step)
-    larger = prefix_operations(step, with_random=True)
-    operations = [op for op in graph.get_operations() if op.name in larger - within]
-    return operations[0].name if operations and _reads_weights(graph, [op.outputs[0] for op in operations]) else None
 
 
 def _imported(

@@ -13,19 +13,14 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.engine.features import FeatureCache
-from elastic_trainer.engine.memory import MemoryBudget
-from elastic_trainer.engine.optimizers import unscaled
-from elastic_trainer.engine.step import TrainStep, as_numbers
-from elastic_trainer.engine.step_memory import StepMemory, step_memory
-from elastic_trainer.engine.task import CompiledTask, Task
+from elastic_trainer.engine.memory import MemoryBudget, step_memory
+from elastic_trainer.engine.step import Evaluation, TrainStep, as_numbers
+from elastic_trainer.engine.task import Task
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
 
 if TYPE_CHECKING:
     from elastic_trainer.engine.closed_form_head import ClosedFormStep
-    from elastic_trainer.engine.prefix import SplitStep
-
-    AnyStep = TrainStep | ClosedFormStep | SplitStep
 
 
 class StepResult(NamedTuple):
@@ -39,20 +34,10 @@ class StepResult(NamedTuple):
     caching_ms: float = 0.0  # what computing features took before, which are kept for this step and later ones
 
 
-def not_finite(what: str, updates: int, task: Task, optimizer: keras.optimizers.Optimizer) -> UserError:
-    """The error for a value that is not a finite number, with advice that fits the cause.
-
-    `what` names the value and the step. After no `updates` of the weights, or at rate 0, the network is the cause.
-    """
-    rate = unscaled(optimizer)._learning_rate
-    at_start = float(keras.ops.convert_to_numpy(rate(0) if callable(rate) else rate))
-    now = float(optimizer.learning_rate)
-    if updates and at_start:
-        others = f", or check {task.suspects}" if isinstance(task, CompiledTask) else ""
-        return UserError(f"{what} with learning rate {now:g}; lower --learning_rate{others}")
-    return UserError(
-        f"{what}, and --learning_rate is not the cause, since it has changed no weight; check {task.suspects}"
-    )
+def not_finite(what: str, task: Task, optimizer: keras.optimizers.Optimizer) -> UserError:
+    """The error for a value that is not a finite number. `what` names the value and the step."""
+    rate = float(optimizer.learning_rate)
+    return UserError(f"{what} with learning rate {rate:g}; lower --learning_rate, or check {task.suspects}")
 
 
 class TrainState:
@@ -69,6 +54,9 @@ class TrainState:
     """
 
     compiled = 0  # steps
+    _mask: np.ndarray | None
+    _step: TrainStep | ClosedFormStep | None
+    _warm_step: Any  # the last that was called
 
     def __init__(
         self,
@@ -87,24 +75,20 @@ class TrainState:
         if self.parts > 1 and why_not is not None:
             raise UserError(f"--micro_batch: {why_not}; leave it out")
         self.can_split = batch_size is not None and why_not is None  # into (smaller) parts
-        self.features, self.memory = features or FeatureCache(), (memory or MemoryBudget()).started()
-        # What the process is expected to take at most with the adopted step; None if the system does not report it.
+        self.features, self.memory = features or FeatureCache(), memory or MemoryBudget()
+        self.memory.start()
+        # What the process is expected to take at most with the adopted step; None if nothing is known of it.
         self.predicted_mb: float | None = None
-        self._step_memory: StepMemory | None = None  # that of the adopted step, where its sizes are known
         self.folds = True  # frozen batch norm, where that saves time; else steps are those of `fit`, bit for bit
         self.task = task
         self.replace(task.model, optimizer)
 
     def replace(self, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
         """Train another network from now on; its first step needs `adopt`."""
-        from elastic_trainer.engine.evaluation import Evaluation
-
         gc.unfreeze()  # of `system.machine.frozen_gc`: the network of before is collected
         self.task, self.optimizer = self.task.with_model(model), optimizer
         self.evaluation = Evaluation(self.task)
-        self._mask: np.ndarray | None = None
-        self._step: TrainStep | ClosedFormStep | None = None
-        self._warm_step: AnyStep | None = None  # the last that was called
+        self._release()
 
     @property
     def model(self) -> keras.Model:
@@ -120,55 +104,44 @@ class TrainState:
         is_same = self._mask is not None and (mask == self._mask).all()
         if is_same and (has_features or not (uses_features and self.features.are_possible)):
             return
-        self._step = self._warm_step = None  # the old graph is released before a new one is made
-        self.features.drop()  # before new ones take memory
-        self.evaluation.drop_features()
+        self._release()  # the old graph and features are released before there are new ones
         gc.collect()
         self._mask = mask
         self._step = step = self._make_step(self._batch_size)
         self.compiled += 1
-        self._adopt_features(step, uses_features)
-        if self.features.split is not None:
-            count, room_mb = self.features.room_for_test()
-            room_mb = min(room_mb, self.memory.limit_mb - (self.predicted_mb or 0.0))
-            kept_mb = self.evaluation.keep_features(step.variables, count, room_mb)
-            if self.predicted_mb is not None:
-                self.predicted_mb += kept_mb
+        self._predict(step, uses_features)
+
+    def _predict(self, step: TrainStep, uses_features: bool) -> None:
+        """Predict what `step` takes, and features, which are kept if they are wanted and there is memory beside it."""
+        needed_mb = 0.0
+        if self._batch_size is not None or self.memory.has_limit:  # else nothing is known of the sizes of tensors
+            self._step_memory = step_memory(step if self._batch_size is not None else self._make_step(self._rows))
+            rows = self._step_memory.rows
+            needed_mb = self.memory.needed_mb(self._training_mb(self.parts * rows, rows))
+        self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)
+        needed_mb += self.features.kept_mb
+        self.predicted_mb = needed_mb if needed_mb and self.memory.start_mb is not None else None
 
     def train_by(self, step: ClosedFormStep) -> None:
         """Train by `step` from now on, which is no compiled one."""
         self._step, self._mask = step, None
 
-    def _adopt_features(self, step: TrainStep, uses_features: bool) -> None:
-        """Keep features for `step` if they are wanted and there is memory beside it; predict what both take."""
-        if self._batch_size is None:  # nothing is known of the sizes of tensors
-            self.features.adopt(step, uses_features)
-            if not self.memory.has_limit:
-                return
-            step = self._make_step(self._rows)
-        self._step_memory = found = step_memory(step)
-        needed_mb = self.memory.needed_mb(self._training_mb(self.parts * found.rows, found.rows))
-        if self._batch_size is not None:
-            self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)
-        self.predicted_mb = None if self.memory.start_mb is None else needed_mb + self.features.kept_mb
-
     def _make_step(self, batch_size: int | None) -> TrainStep:
         return TrainStep(self.task, self.optimizer, batch_size, self._mask, self._penalty, self.folds, self.parts)
 
-    def too_little_memory(self) -> UserError:
-        """The error for an adopted step that is expected to take more than there is. It names what fits."""
-        assert self._step_memory is not None, "nothing is known of the adopted step"
-        rows = self._step_memory.rows
-        return self.memory.refuse("training", self._training_mb, self.parts * rows, rows, self.can_split)
+    def _release(self) -> None:
+        """Keep no step and no features: the next step needs `adopt`."""
+        self._mask = self._step = self._warm_step = None
+        self.features.drop()
 
-    @property
-    def excess_mb(self) -> float:
-        """By how much the adopted step is expected to exceed what the process may take."""
-        return 0.0 if self.predicted_mb is None else self.predicted_mb - self.memory.total_mb
+    def check_memory(self, tolerance_mb: float = 0.0) -> None:
+        """Raise `UserError` if the adopted step is expected to take more than there is. It names what fits."""
+        if self.predicted_mb is not None and self.predicted_mb - self.memory.total_mb > tolerance_mb:
+            rows = self._step_memory.rows
+            raise self.memory.refuse("training", self._training_mb, self.parts * rows, rows, self.can_split)
 
     def _training_mb(self, batch_size: int, micro_batch: int) -> float:
         """MB that training what the adopted step trains takes, features aside."""
-        assert self._step_memory is not None, "nothing is known of the adopted step"
         return float(self._step_memory.needed_mb(batch_size, micro_batch)[-1])
 
     @property
@@ -179,17 +152,21 @@ class TrainState:
     @property
     def step_graph(self) -> tf.Graph:
         """The traced graph of the current step; without the prefix if its features are cached."""
-        return self._current_step().graph
+        step = self.features.split or self._step
+        assert step is not None, "nothing is adopted"
+        return step.graph
 
     def train(self, batch: Batch) -> StepResult:
         """One step on one batch, in parts or as a whole; loss and measures are those of all of it."""
+        assert self._step is not None, "a scheme must select before the first step"
         caching_ms = 1e3 * self.features.prepare(batch)
-        step, is_cached, results = self._current_step(), self.features.split is not None, []
-        if not is_cached:
+        split, results = self.features.split, []
+        step = split or self._step
+        if split is None:
             _ = batch.inputs  # as in the timing table, making them is not part of the step
         start = time.perf_counter()
         for part in [batch] if self.parts == 1 else batch.parts(self._batch_size or len(batch)):
-            values = self.features.read(part.order) if is_cached else part.inputs
+            values = part.inputs if split is None else self.features.read(part.order)
             results.append(as_numbers(*step.results(values, part.targets, part.weights)))
         if self.parts > 1:
             assert isinstance(self._step, TrainStep) and self._step.update is not None
@@ -215,19 +192,13 @@ class TrainState:
         from elastic_trainer.engine.closed_form_head import closed_form_head
 
         start = time.perf_counter()
-        self._step = self._warm_step = self._mask = None
-        self.features.drop()
+        self._release()
         release_memory()
         found = closed_form_head(self.task, data, self.memory.left_mb, between)
         if found is None or not found.is_scaled.any():
             return None
         found.average()
         return time.perf_counter() - start
-
-    def _current_step(self) -> AnyStep:
-        """What trains the adopted selection: from its inputs, or from features if they are cached."""
-        assert self._step is not None, "a scheme must select before the first step"
-        return self.features.split or self._step
 
     def values(self) -> dict[str, np.ndarray]:
         """All variables of the network and the optimizer, by kind and position."""
@@ -245,12 +216,8 @@ class TrainState:
                 f"--resume: the checkpoint is of another network or optimizer; give the same options, or {START_AGAIN}"
             )
         for name, variable in variables.items():
-            kind = variable.dtype.as_numpy_dtype
-            is_nameless = values[name].dtype.kind == "V"  # NumPy forgets the name of bfloat16 in a file
-            variable.assign(values[name].view(kind) if is_nameless else values[name].astype(kind))
-        self._step = self._mask = None  # a checkpoint has its own selection
-        self.features.drop()
-        self.evaluation.drop_features()
+            variable.assign(values[name])
+        self._release()  # a checkpoint has its own selection
 
     def refresh(self) -> bool:
         """Let the adopted step follow weights that were assigned from outside; whether it can, without features."""
@@ -263,7 +230,7 @@ class TrainState:
         """Raise `UserError` if a weight or a variable of the optimizer is not finite after `step` steps."""
         variables = [*self.model.trainable_variables, *self.optimizer.variables]
         if not all(np.isfinite(variable.numpy()).all() for variable in variables):
-            raise not_finite(f"a weight is not finite after step {step}", step, self.task, self.optimizer)
+            raise not_finite(f"a weight is not finite after step {step}", self.task, self.optimizer)
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
         for owner, variables in (("model", self.model.variables), ("optimizer", self.optimizer.variables)):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, Structure
-from elastic_trainer.engine.optimizers import in_float16, unscaled
+from elastic_trainer.engine.optimizers import unscaled
 from elastic_trainer.engine.task import Task
 from elastic_trainer.networks.batch_norm_folding import Pair, folded_batch_norm, frozen_values
 from elastic_trainer.networks.graphs import written_variables
@@ -64,6 +64,7 @@ class TrainStep(BatchFunction):
 
     Attributes:
         variables: those that train.
+        trains_all: whether every trainable variable does.
         folded_pairs: where frozen batch norm was folded.
         accumulators: one for each of `variables` if there are several parts; 0 after `update`.
         loss, gradients: symbolic tensors of the traced graph, for the profiler; None for a variable without influence.
@@ -83,13 +84,11 @@ class TrainStep(BatchFunction):
         model = task.model
         chosen = np.ones(len(model.trainable_variables), bool) if mask is None else mask
         variables = [variable for variable, trains in zip(model.trainable_variables, chosen, strict=True) if trains]
-        trained = {id(variable) for variable in variables}
+        trained, self.trains_all = {id(variable) for variable in variables}, bool(chosen.all())
         self._frozen = frozen_values(model, trained) if fold else {}
         self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []
 
-        def step(
-            inputs: Structure, targets: Structure, weights: Structure
-        ) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
+        def step(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])
@@ -97,7 +96,7 @@ class TrainStep(BatchFunction):
                 if fold:
                     folding = folded_batch_norm(model, trained, self._frozen, with_products, task.rows)
                 with folding as self.folded_pairs:
-                    loss, outputs = task.run(inputs, targets, weights, training=True)
+                    loss, outputs = task.run(examples, training=True)
                 added = penalty(model)
                 scaled = optimizer.scale_loss(loss if added is None else loss + added)
             gradients = tape.gradient(scaled, [variable.value for variable in variables])
@@ -109,7 +108,7 @@ class TrainStep(BatchFunction):
             else:
                 with one_replica(optimizer):
                     optimizer.apply(*drop_missing(gradients, variables))
-            return loss, task.measures(loss, inputs, targets, weights, outputs), rate
+            return loss, task.measures(loss, examples, outputs), rate
 
         super().__init__(step, task.signature(batch_size), variables)
         pairs = zip(self.gradients, self.accumulators, variables, strict=True) if parts > 1 else ()
@@ -172,15 +171,15 @@ def one_replica(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 def forward_pass(task: Task, batch_size: int | None) -> Any:
     """The compiled training-mode forward pass, (inputs, targets, weights) -> loss. Every step contains it."""
 
-    def loss(inputs: Structure, targets: Structure, weights: Structure) -> tf.Tensor:
+    def loss(*examples: Any) -> tf.Tensor:
         with folded_batch_norm(task.model):
-            return task.run(inputs, targets, weights, training=True)[0]
+            return task.run(examples, training=True)[0]
 
     function = tf.function(loss, autograph=False).get_concrete_function(*task.signature(batch_size))
     return lambda inputs, targets, weights=None: float(function(inputs, targets, weights))
 
 
-class AllGradients:
+class AllGradients(BatchFunction):
     """Every gradient, without an update: what importance is measured from, and how fast the device is.
 
     `exist` is bool [N], whether each of `task.model.trainable_variables` has an influence on the loss; `written` are
@@ -189,29 +188,59 @@ class AllGradients:
 
     def __init__(self, task: Task, batch_size: int | None) -> None:
         variables = [variable.value for variable in task.model.trainable_variables]
-        scale = FLOAT16_SCALE if in_float16() else 1.0
+        scale = FLOAT16_SCALE if keras.config.dtype_policy().name == "mixed_float16" else 1.0
 
-        def gradients(inputs: Structure, targets: Structure, weights: Structure) -> list[tf.Tensor]:
+        def gradients(*examples: Any) -> list[tf.Tensor]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
                 with folded_batch_norm(task.model, rows=task.rows):
-                    loss, _ = task.run(inputs, targets, weights, training=True)
-                loss = loss * scale if scale != 1 else loss
-            gradients = tape.gradient(loss, variables)
-            self.exist = np.array([gradient is not None for gradient in gradients])
-            filled = [
-                tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-                for gradient, variable in zip(gradients, variables, strict=True)
-            ]
-            return [gradient / scale for gradient in filled] if scale != 1 else filled
+                    loss = scale * task.run(examples, training=True)[0]
+            found = tape.gradient(loss, variables)
+            self.exist = np.array([gradient is not None for gradient in found])
+            pairs = zip(found, variables, strict=True)
+            return [tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) / scale for g, v in pairs]
 
-        self._function = tf.function(gradients, autograph=False).get_concrete_function(*task.signature(batch_size))
-        self.written = written_variables(self._function.graph)
+        super().__init__(gradients, task.signature(batch_size), ())
+        self.written = written_variables(self.graph)
 
     def __call__(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients [N] on a batch; 0 for a variable without influence on the loss."""
-        return self._function(batch.inputs, batch.targets, batch.weights)
+        return self.results(batch.inputs, batch.targets, batch.weights)  # type: ignore[no-any-return]
 
     def run(self, batch: Batch) -> float:
         """Compute them all; blocks until the device finishes."""
         return float(tf.reduce_sum(self(batch)[-1]))
+
+
+class Evaluation:
+    """The loss and the measures of a task over test examples. The forward pass is traced once."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._function: BatchFunction | None = None
+
+    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and measures over all examples of `batches`, means unless the task has running results.
+
+        `between` is called before each batch.
+        """
+        task, totals, count, measures = self._task, dict[str, float](), 0, dict[str, tf.Tensor]()
+
+        def evaluate(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            with folded_batch_norm(task.model):
+                loss, outputs = task.run(examples, training=False)
+            return loss, task.measures(loss, examples, outputs)
+
+        self._function = self._function or BatchFunction(evaluate, task.signature(None), ())
+        task.reset()
+        for batch in batches:
+            between()
+            loss, measures = self._function.results(batch.inputs, batch.targets, batch.weights)
+            for name, value in {"loss": loss, **({} if task.is_running else measures)}.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
+            count += len(batch)
+        means = {name: total / count for name, total in totals.items()}
+        if task.is_running:
+            means |= {name: as_number(value) for name, value in measures.items()}
+        task.reset()
+        return means

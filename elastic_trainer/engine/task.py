@@ -10,7 +10,6 @@ are those of its examples in the loss, or None. Nothing else in the package look
 from __future__ import annotations
 
 import copy
-import inspect
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,9 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import ShuffledData, Structure, mapped
+from elastic_trainer.engine.optimizers import unscaled
 from elastic_trainer.networks.graphs import needed_operations, written_variables
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.system.errors import UserError
+
+Examples = tuple[Structure, Structure, Structure]  # inputs, targets and weights of a batch
 
 
 class Score(NamedTuple):
@@ -78,28 +80,20 @@ class Task:
         """Bool [N] over `model.trainable_variables`: what every scheme trains, see `head_mask`."""
         return head_mask(self.model)
 
-    def run(
-        self, inputs: Structure, targets: Structure, weights: Structure, training: bool
-    ) -> tuple[tf.Tensor, Structure]:
+    def run(self, examples: Examples, training: bool) -> tuple[tf.Tensor, Structure]:
         """The loss of a batch, a scalar, and what the network returns for it."""
-        outputs = self.outputs(inputs, training)
-        return self.loss(inputs, targets, weights, outputs, training), outputs
+        outputs = self.outputs(examples[0], training)
+        return self.loss(examples, outputs, training), outputs
 
     def outputs(self, inputs: Structure, training: bool) -> Structure:
-        """What the network returns."""
-        if self.model._call_has_training_arg:
-            return self.model(inputs, training=training)
-        return self.model(inputs)
+        """What the network returns, called as `fit` calls it."""
+        return self.model(inputs, training=training) if self.model._call_has_training_arg else self.model(inputs)
 
-    def loss(
-        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
-    ) -> tf.Tensor:
+    def loss(self, examples: Examples, outputs: Structure, training: bool) -> tf.Tensor:
         """The mean loss over a batch; in training with the network's own regularisers."""
         raise NotImplementedError
 
-    def measures(
-        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
-    ) -> dict[str, tf.Tensor]:
+    def measures(self, loss: tf.Tensor, examples: Examples, outputs: Structure) -> dict[str, tf.Tensor]:
         """What is reported besides the loss: scalars by name."""
         return {}
 
@@ -141,16 +135,12 @@ class ImageClassification(Task):
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model, tf.TensorSpec((None, *model.input_shape[1:])), tf.TensorSpec((None,), tf.int32))
 
-    def loss(
-        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
-    ) -> tf.Tensor:
-        loss = classification_loss(targets, tf.cast(outputs, tf.float32))  # also if it computes in half precision
+    def loss(self, examples: Examples, outputs: Structure, training: bool) -> tf.Tensor:
+        loss = classification_loss(examples[1], tf.cast(outputs, tf.float32))  # also if it computes in half precision
         return tf.add_n([loss, *self.model.losses]) if training else loss
 
-    def measures(
-        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
-    ) -> dict[str, tf.Tensor]:
-        correct = tf.equal(tf.argmax(tf.cast(outputs, tf.float32), axis=-1, output_type=tf.int32), targets)
+    def measures(self, loss: tf.Tensor, examples: Examples, outputs: Structure) -> dict[str, tf.Tensor]:
+        correct = tf.equal(tf.argmax(tf.cast(outputs, tf.float32), axis=-1, output_type=tf.int32), examples[1])
         return {"accuracy": tf.reduce_mean(tf.cast(correct, tf.float32))}
 
 
@@ -180,12 +170,13 @@ class CompiledTask(Task):
             raise UserError("run_eagerly=True: elastic steps are compiled; leave it out of model.compile")
         if not hasattr(type(model.optimizer), "learning_rate") or hasattr(model.optimizer, "optimizers"):
             raise UserError("several optimizers for one model: an elastic step needs one for all of its tensors")
-        if getattr(getattr(model.optimizer, "inner_optimizer", model.optimizer), "ema_overwrite_frequency", None):
+        if getattr(unscaled(model.optimizer), "ema_overwrite_frequency", None):
             raise UserError(
                 "ema_overwrite_frequency would overwrite tensors that do not train; leave it out: with use_ema=True, "
                 "fit sets the averages at its end"
             )
-        build(model, inputs)
+        if not all(layer.built for layer in model._flatten_layers()):  # it makes its variables in its first step
+            model(mapped(lambda spec: keras.KerasTensor((None, *spec.shape[1:]), spec.dtype), inputs))
         free = [
             layer.name
             for layer in model._flatten_layers()
@@ -197,19 +188,14 @@ class CompiledTask(Task):
                 "elastic_trainer.freeze_batch_norm(model) before model.compile, as the paper does"
             )
         self._trainable = [*map(id, model.trainable_variables)]
-        # Overrides written for the first versions of Keras 3 lack the argument.
-        self._takes_training = "training" in inspect.signature(model.compute_loss).parameters
 
-    def loss(
-        self, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure, training: bool
-    ) -> tf.Tensor:
-        more = {"training": training} if self._takes_training else {}
-        return self.model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=weights, **more)
+    def loss(self, examples: Examples, outputs: Structure, training: bool) -> tf.Tensor:
+        inputs, targets, weights = examples
+        return self.model._compute_loss(inputs, targets, outputs, weights, training)  # also by older overrides
 
-    def measures(
-        self, loss: tf.Tensor, inputs: Structure, targets: Structure, weights: Structure, outputs: Structure
-    ) -> dict[str, tf.Tensor]:
+    def measures(self, loss: tf.Tensor, examples: Examples, outputs: Structure) -> dict[str, tf.Tensor]:
         """All that Keras reports, the running mean of the loss included."""
+        inputs, targets, weights = examples
         [first, *_] = [part for part in tf.nest.flatten(inputs) if part is not None]
         self.model._loss_tracker.update_state(loss, sample_weight=tf.shape(first)[0])
         return self.model.compute_metrics(inputs, targets, outputs, sample_weight=weights)
@@ -219,10 +205,10 @@ class CompiledTask(Task):
         """What a step does with variables. It makes those that Keras makes when it first uses a loss or a metric."""
         loss: Any = None
 
-        def step(inputs: Structure, targets: Structure, weights: Structure) -> dict[str, tf.Tensor]:
+        def step(*examples: Any) -> dict[str, tf.Tensor]:
             nonlocal loss
-            loss, outputs = self.run(inputs, targets, weights, training=True)
-            return self.measures(loss, inputs, targets, weights, outputs)
+            loss, outputs = self.run(examples, training=True)
+            return self.measures(loss, examples, outputs)
 
         graph = tf.function(step, autograph=False).get_concrete_function(*self.signature(None)).graph
         needed = needed_operations([loss])
@@ -234,10 +220,13 @@ class CompiledTask(Task):
     def head(self) -> np.ndarray:
         return head_mask(self.model, self.variables.used)
 
-    @property
-    def has_same_variables(self) -> bool:
-        """Whether the same variables are trainable as at the start."""
-        return [*map(id, self.model.trainable_variables)] == self._trainable
+    def check_variables(self) -> None:
+        """Raise `UserError` if other variables are trainable than before, or some that the optimizer does not know."""
+        optimizer = unscaled(self.model.optimizer)
+        variables = [*map(id, self.model.trainable_variables)]
+        is_known = not optimizer.built or {*variables} <= {*map(id, optimizer._trainable_variables)}
+        if variables != self._trainable or not is_known:
+            raise UserError("`trainable` of a layer has changed; compile the model again after changing trainable")
 
     def micro_batch_obstacle(self) -> str | None:
         means = ("sum_over_batch_size", "mean", "auto")
@@ -250,12 +239,6 @@ class CompiledTask(Task):
 
     def reset(self) -> None:
         self.model.reset_metrics()
-
-
-def build(model: keras.Model, inputs: Structure) -> None:
-    """Make the variables of a model that would make them in its first step; `inputs` as of `Task`."""
-    if not all(layer.built for layer in model._flatten_layers()):
-        model(mapped(lambda spec: keras.KerasTensor((None, *spec.shape[1:]), spec.dtype), inputs))
 
 
 def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:

@@ -83,7 +83,7 @@ class Engine:
             optimizer.build(task.model.trainable_variables)
         features = None
         if settings.feature_cache != "off":
-            features = FeatureCache(data, in_float16=settings.feature_cache == "float16")
+            features = FeatureCache(data)
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
@@ -107,15 +107,14 @@ class Engine:
                 self._select()
         elif not self.training.is_adopted:
             self._adopt(history.selection)
-            if self.training.excess_mb > MEMORY_TOLERANCE * self.training.memory.limit_mb:
-                raise self.training.too_little_memory()
+            self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
         is_full = self.data.is_full(batch)
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
             optimizer = self.training.optimizer
-            updates = int(optimizer.iterations.numpy())
-            raise not_finite(f"the loss is {result.loss} at step {updates}", updates - 1, self.task, optimizer)
+            step = int(optimizer.iterations.numpy())
+            raise not_finite(f"the loss is {result.loss} at step {step}", self.task, optimizer)
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
@@ -168,8 +167,7 @@ class Engine:
         start = time.perf_counter()
         self._adopt(selection)
         selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
-        if training.excess_mb > 0:
-            raise training.too_little_memory()
+        training.check_memory()
         predicted_mb = training.predicted_mb
         selection.memory_mb = None if predicted_mb is None else max(predicted_mb, selection.memory_mb or 0.0)
         history.record_selection(selection, self._step_flops)

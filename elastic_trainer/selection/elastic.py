@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from elastic_trainer.datasets.batches import Batch, part_rows
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.memory import MemoryBudget, variables_mb
 from elastic_trainer.engine.state import TrainState
-from elastic_trainer.engine.step_memory import variables_mb
 from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import (
     CORRECTED_AFTER,

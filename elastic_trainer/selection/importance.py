@@ -72,9 +72,7 @@ class ImportanceEvaluator:
             importance = np.ones(len(importance))
         if not np.isfinite(importance).all():
             step = int(optimizer.iterations.numpy())
-            gradients = [gradient for batch in batches for gradient in self._gradients_on(batch)]
-            updates = step + all(np.isfinite(gradient).all() for gradient in gradients)  # the trial may be the cause
-            raise not_finite(f"importance is not finite at step {step}", updates, self._task, optimizer)
+            raise not_finite(f"importance is not finite at step {step}", self._task, optimizer)
         return importance / max(np.abs(importance).max(), np.finfo(np.float64).tiny)
 
     def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:

@@ -101,8 +101,7 @@ def _plan_at(
         max_depth = max(memory.deepest(training_mb), table.depth(head))
     if rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms:
         return None
-    views = (data.view_count or 1) / (2 if settings.feature_cache == "float16" else 1)
-    batches = (data.train_count * views + data.test_count) / data.full_batch  # all features, as in float32
+    batches = (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch  # of all features
     for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
         plan = select_upper_part(table, np.zeros(len(head)), head, rho, each, max_depth)
         last = table.depth(plan.mask) - 1

@@ -32,7 +32,7 @@ from elastic_trainer.settings.flags import (
 from elastic_trainer.settings.network_names import known_network, known_weights
 
 OPTIMIZERS = "sgd", "adam"
-FEATURE_CACHES = ("float32", "float16", "off")
+FEATURE_CACHES = ("float32", "off")
 AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
 TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see `datasets.image_data`
@@ -153,7 +153,7 @@ class Settings:
         "[how training images vary](your_data_and_networks.md#how-images-vary): `none`, `flip` or `flip_rotate`"))
     feature_cache: str = flag("off", DATA, one_of(FEATURE_CACHES), "KIND", (
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
-        "`float32`, `float16` (half the memory, rounded), or `off`, as in the paper"))
+        "`float32`, or `off`, as in the paper"))
 
     resume: bool = flag(False, RESUMING, Path, "DIR", (
         "`--resume DIR` continues the run in DIR, with the settings in its config.json. `--resume` alone continues "

@@ -1,6 +1,6 @@
 """Whether training fits into memory, asked before images are read and anything is trained.
 
-The full step is traced and its memory predicted by depth (`engine.step_memory`), unless there is so much memory that it
+The full step is traced and its memory predicted by depth (`engine.memory`), unless there is so much memory that it
 surely fits.
 The paper does not cover memory.
 """
@@ -13,10 +13,9 @@ import keras
 import numpy as np
 
 from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine.memory import MemoryBudget, Needed
+from elastic_trainer.engine.memory import MemoryBudget, Needed, StepMemory, step_memory, variables_mb
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import StepMemory, step_memory, variables_mb
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.graphs import nested_nodes
 from elastic_trainer.networks.tensors import head_mask

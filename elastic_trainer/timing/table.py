@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.engine.step_memory import StepMemory
+from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.attribution import Attribution, OperationTimes
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
@@ -195,7 +195,7 @@ def timing_table(
     details: dict[str, Any],
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
-    from elastic_trainer.engine.step_memory import step_memory
+    from elastic_trainer.engine.memory import step_memory
     from elastic_trainer.networks.tensors import tensor_names
 
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.engine.step_memory import StepMemory
+from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.settings.network_names import model_label
 from elastic_trainer.system.errors import UserError

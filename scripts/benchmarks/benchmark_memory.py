@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Predicted against measured memory of training, by depth (`engine.step_memory`).
+"""Predicted against measured memory of training, by depth (`engine.memory`).
 
 Each selection trains three steps in a fresh process, and validates: measured is its largest resident memory above that
 before training. Predicted is the memory of its depth, which is an upper bound for selections with gaps. The points go
@@ -27,8 +27,8 @@ from common import Setting
 import models
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.schemes import FixedScheme

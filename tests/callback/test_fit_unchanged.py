@@ -27,21 +27,6 @@ class Counting(keras.layers.Layer):
         return inputs * (1 + 0.1 * self.calls)
 
 
-class Rate(keras.optimizers.schedules.LearningRateSchedule):
-    """Without `get_config`."""
-
-    def __call__(self, step):
-        return 0.1 / (1.0 + tf.cast(step, tf.float32))
-
-
-class OwnOptimizer(keras.optimizers.SGD):
-    """It cannot be made from its config."""
-
-    def __init__(self, purpose, rate):
-        super().__init__(rate, momentum=0.9)
-        self.purpose = purpose
-
-
 def with_states():
     """A stateful recurrent layer, dropout, power iterations, a count: all change in a forward pass."""
     keras.utils.set_random_seed(0)
@@ -50,7 +35,7 @@ def with_states():
     x = recurrent(keras.layers.Dense(4)(inputs))
     x = counting(keras.layers.Dropout(0.3)(keras.layers.SpectralNormalization(keras.layers.Dense(4))(x)))
     model = keras.Model(inputs, keras.layers.Dense(3)(x))
-    model.compile(OwnOptimizer("a test", Rate()), LOSS, metrics=["accuracy"])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), LOSS, metrics=["accuracy"])
     more = [recurrent.states[0], counting.calls]
     return model, lambda: [*model.variables, *model.metrics_variables, *model.optimizer.variables, *more]
 

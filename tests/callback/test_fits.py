@@ -9,7 +9,6 @@ import tensorflow as tf
 from conftest import SIZE, make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, freeze_batch_norm
-from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import tensor_names
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
@@ -180,12 +179,6 @@ def unknown_length(x=IMAGES, y=LABELS):
     )
 
 
-def several_numbers():
-    model, x, y = regression()
-    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
-    return model, x, np.eye(2, dtype=np.float32)[(y[:, 0] > 0).astype(int)]
-
-
 def optional_inputs():
     keras.utils.set_random_seed(0)
     model, x = Subclass(), {"a": np.random.default_rng(3).normal(size=(24, 6)), "b": None}
@@ -219,7 +212,6 @@ FITS: dict[str, tuple[Any, dict[str, Any]]] = {
     "unknown length": (plain_descent, {"x": lambda: unknown_length(*sequence_examples())}),
     "lengths that differ": (lengths_that_differ, {"x": padded, "steps_per_epoch": 3}),
     "PyDataset": (images, {"x": Chunks}),
-    "metric of several numbers": (several_numbers, {"batch_size": 8}),
     "optional inputs": (optional_inputs, {"batch_size": 8}),
     "words, clipping and a constraint": (clipped_words, {"batch_size": 8}),
 }
@@ -289,17 +281,6 @@ def test_it_ends_with_its_fit_even_if_that_fails():
     assert elastic.history.step == 5, "it starts again with each fit"
 
 
-def test_measuring_changes_neither_the_network_nor_its_optimizer(tmp_path):
-    model = compiled(keras.optimizers.AdamW(0.01))
-    model.fit(IMAGES, LABELS, batch_size=8, epochs=1, verbose=0)
-    before = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
-    from elastic_trainer import profile
-
-    profile(model, IMAGES[:8], LABELS[:8], seconds=0.1)
-    for old, variable in zip(before, (*model.variables, *model.optimizer.variables), strict=True):
-        np.testing.assert_array_equal(variable.numpy(), old)
-
-
 def test_frozen_batch_norm_keeps_its_statistics():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization()])
@@ -309,19 +290,3 @@ def test_frozen_batch_norm_keeps_its_statistics():
     model.fit(x, y[:, :3], verbose=0, batch_size=4, epochs=2, callbacks=[callback(model)])
     for old, variable in zip(before, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
-
-
-def test_its_steps_compute_layers_as_those_that_a_table_is_measured_with():
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 1, use_bias=False)(inputs))
-    outputs = keras.layers.Dense(3)(keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x)))
-    model = freeze_batch_norm(keras.Model(inputs, outputs))
-    model.compile("sgd", LOGITS_LOSS)
-    elastic = callback(model, rho=0.9)
-    model.fit(IMAGES, LABELS, batch_size=8, verbose=0, callbacks=[elastic])
-    training = elastic._fit.engine.training
-    measured = TrainStep(training.task, model.optimizer, 8, elastic.history.selection.mask)
-    kinds = [[op.type for op in graph.get_operations()] for graph in (training.step_graph, measured.graph)]
-    for kind in ("MatMul", "Conv2D"):  # a small pointwise convolution is a product of matrices
-        assert kinds[0].count(kind) == kinds[1].count(kind)
-    assert "Conv2D" not in kinds[0]

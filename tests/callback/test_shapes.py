@@ -41,35 +41,6 @@ def distillation():
     return Student(), normal(16, 5), labels(16)
 
 
-def towers():
-    """One network for two inputs."""
-    tower = keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(3)])
-    inputs = [keras.Input((6, 6, 1)) for _ in range(2)]
-    closeness = layers.Lambda(lambda pair: pair[0] * pair[1], output_shape=(3,))([tower(one) for one in inputs])
-    return keras.Model(inputs, layers.Dense(3)(closeness)), [normal(16, 6, 6, 1), normal(16, 6, 6, 1)], labels(16)
-
-
-class Attention(layers.Layer):
-    """Over a list of inputs; weights of its own, with a penalty."""
-
-    def build(self, shapes):
-        penalty = keras.regularizers.L2(0.01)
-        self.v = self.add_weight(shape=(shapes[0][1], 4), regularizer=penalty, name="v")
-        self.w = self.add_weight(shape=(4, 1), name="w")
-
-    def call(self, inputs):
-        scores = ops.stack([ops.tanh(one @ self.v) @ self.w for one in inputs])
-        weights = ops.softmax(scores, axis=0)
-        return [weights[k] for k in range(len(inputs))]
-
-
-def bags():
-    inputs, shared = [keras.Input((5,)) for _ in range(3)], layers.Dense(4)
-    parts = [shared(one) for one in inputs]
-    weighted = [layers.multiply([weight, part]) for weight, part in zip(Attention()(parts), parts, strict=True)]
-    return keras.Model(inputs, layers.Dense(3)(layers.concatenate(weighted))), [normal(16, 5)] * 3, labels(16)
-
-
 class Endpoint(layers.Layer):
     """Takes the targets as an input and adds the loss."""
 
@@ -83,47 +54,6 @@ def endpoint():
     h = layers.GRU(3, return_sequences=True, dropout=0.25, go_backwards=True)(inputs)
     model = keras.Model([inputs, targets], Endpoint()(targets, layers.Dense(1)(h)))
     return model, {"x": normal(16, 6, 2), "targets": normal(16, 6, 1)}, None
-
-
-def pixels():
-    """Segmentation: strides down, transposed convolutions up, a residual."""
-    inputs = keras.Input((8, 8, 3))
-    down = layers.SeparableConv2D(4, 3, strides=2, padding="same")(inputs)
-    up = layers.UpSampling2D(2)(layers.Conv2DTranspose(4, 3, padding="same")(down))
-    up = layers.add([up, layers.Conv2D(4, 1)(inputs)])
-    return keras.Model(inputs, layers.Conv2D(3, 3, padding="same")(up)), normal(16, 8, 8, 3), labels(16, 8, 8)
-
-
-class DepthToSpace(layers.Layer):
-    def call(self, inputs):
-        count, height, width, depth = ops.shape(inputs)
-        x = ops.transpose(ops.reshape(inputs, [count, height, width, 2, 2, depth // 4]), [0, 1, 3, 2, 4, 5])
-        return ops.reshape(x, [count, height * 2, width * 2, depth // 4])
-
-
-def any_size():
-    inputs = keras.Input((None, None, 1))
-    x = layers.Conv2D(4, 3, padding="same", kernel_initializer="orthogonal")(inputs)
-    return (
-        keras.Model(inputs, DepthToSpace()(layers.Conv2D(12, 3, padding="same")(x))),
-        normal(16, 4, 4, 1),
-        labels(16, 8, 8),
-    )
-
-
-def volumes():
-    convolutions = [layers.Conv3D(2, 2), layers.MaxPool3D(2), layers.GlobalAveragePooling3D()]
-    return (
-        keras.Sequential([keras.Input((6, 6, 6, 1)), *convolutions, layers.Dense(3)]),
-        normal(16, 6, 6, 6, 1),
-        labels(16),
-    )
-
-
-def films():
-    recurrent = layers.ConvLSTM2D(2, 3, padding="same", return_sequences=True)
-    network = [recurrent, layers.Conv3D(3, 3, padding="same")]
-    return keras.Sequential([keras.Input((None, 4, 4, 1)), *network]), normal(16, 3, 4, 4, 1), labels(16, 3, 4, 4)
 
 
 def translation():
@@ -170,36 +100,7 @@ def graph():
     return Graph(), RNG.integers(0, 9, 16), labels(16)
 
 
-class Tree(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.leaves = self.add_weight(shape=(4, 3), initializer="random_normal")
-        self.routes = layers.Dense(4, activation="softmax")
-
-    def call(self, inputs):
-        return self.routes(inputs) @ keras.activations.softmax(self.leaves)
-
-
-def forest():
-    """Models in a model, on columns by name."""
-    inputs = {"age": keras.Input((), name="age"), "place": keras.Input((), dtype="int32", name="place")}
-    columns = [ops.expand_dims(inputs["age"], -1), layers.Embedding(3, 2)(inputs["place"])]
-    features = layers.concatenate(columns)
-    x = {"age": normal(16), "place": labels(16)}
-    return keras.Model(inputs, layers.Average()([Tree()(features) for _ in range(2)])), x, labels(16)
-
-
-def transformed():
-    """Points that a small network of its own turns first, with a penalty of what it says."""
-    inputs = keras.Input((5, 3))
-    start = {"kernel_initializer": "zeros", "bias_initializer": keras.initializers.Constant(np.eye(3).ravel())}
-    turn = layers.Dense(9, **start, activity_regularizer="l2")(layers.GlobalMaxPooling1D()(layers.Conv1D(4, 1)(inputs)))
-    h = layers.Conv1D(4, 1)(layers.Dot(axes=(2, 1))([inputs, layers.Reshape((3, 3))(turn)]))
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling1D()(h))), normal(16, 5, 3), labels(16)
-
-
-SHAPES = [distillation, towers, bags, endpoint, pixels, any_size, volumes, films]
-SHAPES += [translation, recommender, graph, forest, transformed]
+SHAPES = [distillation, endpoint, translation, recommender, graph]
 
 
 def trained(make, rho):

@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 from conftest import make_table
 
 from elastic_trainer import ElasticTraining
@@ -30,20 +29,11 @@ def unused_last():
     return model
 
 
-def output_without_loss():
-    inputs = keras.Input((6,))
-    h = keras.layers.Dense(4)(keras.layers.Dense(4)(inputs))
-    model = keras.Model(inputs, [keras.layers.Dense(3)(h), keras.layers.Dense(2)(h)])
-    model.compile("sgd", [LOSS, None])
-    return model
-
-
-@pytest.mark.parametrize(("make", "rho"), [(unused_last, 0.45), (output_without_loss, 0.56)])
-def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_as_the_head(make, rho, capsys):
+def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_as_the_head(capsys):
     """Only the head fits."""
-    model = make()
+    model = unused_last()
     before, scheme = model.get_weights(), "elastic_training_upper_part"
-    elastic = ElasticTraining(rho, table=make_table(model), scheme=scheme, deterministic=True)
+    elastic = ElasticTraining(0.45, table=make_table(model), scheme=scheme, deterministic=True)
     model.fit(X, Y, verbose=0, callbacks=[elastic])
     moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
     assert np.flatnonzero(moved).tolist() == [4, 5]

@@ -10,7 +10,7 @@ from conftest import make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, keras_fit
 from elastic_trainer.selection import payoff
-from elastic_trainer.selection.payoff import Comparison, Payoff, chosen_interval, has_settled, vectors_moved
+from elastic_trainer.selection.payoff import Comparison, Payoff, has_settled, vectors_moved
 from elastic_trainer.timing.estimate import sharpened
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -61,21 +61,6 @@ def test_a_network_of_random_weights_or_of_an_earlier_fit_trains_until_its_valid
             assert fit.decide(10_000) is None
         fit.record_epoch({"loss": 0.1, "val_loss": 1.3})
         assert fit.decide(10_000).goes and "hardly lowered val_loss" in fit.decide(10_000).why
-
-
-def test_times_that_are_compared_contain_the_wait_for_data_and_say_how_long_it_is():
-    comparison = Comparison(pairs=2)
-    for _ in range(2):
-        assert not comparison.wants_full and not comparison.is_done
-        comparison.record_elastic(80.0, 30.0)
-        assert comparison.wants_full
-        comparison.record_full(100.0)
-    assert comparison.is_done and comparison.times_ms == (100.0, 80.0, 30.0)
-
-
-def test_selections_take_a_tenth_of_what_steps_save():
-    assert chosen_interval(1000.0, 4000.0, 0.5, 3) == 5
-    assert chosen_interval(1000.0, 1e9, 0.5, 3) == chosen_interval(1.0, 0.0, 1.0, 3) == 3
 
 
 def test_a_table_is_corrected_by_one_measured_selection_and_keeps_the_full_step():
@@ -169,13 +154,6 @@ def test_random_weights_train_as_in_plain_fit_until_the_loss_settles(made_up_tim
     assert losses[:7] == plain[:7] and equal(weights[7], plain_weights[7]) and not equal(weights[8], plain_weights[8])
     text = capsys.readouterr().out
     assert text.index("until the loss settles, since only 0 of 7") < text.index("everything has trained for 7 epochs")
-
-
-def test_where_the_loss_never_settles_it_is_plain_fit(made_up_times, capsys, monkeypatch):
-    monkeypatch.setattr(payoff, "has_settled", lambda losses: False)
-    losses, weights = fitted([ElasticTraining()], 60, is_pretrained=False)
-    plain, plain_weights = fitted([], 60, is_pretrained=False)
-    assert losses == plain and equal(weights[-1], plain_weights[-1])
 
 
 @pytest.mark.parametrize("told", [{"interval": 1}, {"scheme": "elastic_training"}])

@@ -15,14 +15,6 @@ from elastic_trainer.system.errors import Stopped
 SETTINGS = Settings(learning_rate=0.05, num_epochs=2, average_head=True)
 
 
-class StopsInTheLastValidation(Listener):
-    """As a signal does."""
-
-    def on_test_begin(self, logs=None):
-        if self.trainer.history.step == self.trainer.schedule.total_steps:
-            raise Stopped(15, "now")
-
-
 class StopsInItsFirstPass(Listener):
     """As a signal does while the head is averaged, before the last validation."""
 
@@ -85,15 +77,6 @@ def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head(plain,
     assert averaged.history.epochs[0]["test_loss"] == plain.history.epochs[0]["test_loss"]
     assert 0 < results["average_head_seconds"] < results["train_seconds"]
     assert plain_results["average_head_seconds"] is None
-
-
-def test_a_run_interrupted_in_its_last_validation_averages_once(averaged):
-    first, second = trainer(SETTINGS, StopsInTheLastValidation()), trainer()
-    with pytest.raises(Stopped):
-        first.run()
-    second.load(first.state())
-    second.run()
-    assert_same(averaged, second)
 
 
 def test_a_run_stopped_while_it_averages_has_changed_nothing_and_averages_later(plain, averaged):

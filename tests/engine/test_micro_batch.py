@@ -1,7 +1,6 @@
 """Steps in parts of a batch: they train as whole ones, from features and across selections, and go on after a stop."""
 
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,13 +11,10 @@ from small_networks import values
 from elastic_trainer import ArrayData, Settings, Trainer, freeze_batch_norm
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import part_of
-from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.engine.memory import step_memory, variables_mb
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import step_memory, variables_mb
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import all_mask, head_mask
-from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.memory_check import TracedSteps
@@ -121,17 +117,13 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit():
         np.testing.assert_array_equal(one, two)
 
 
-def test_parts_are_equal_and_as_large_as_asked_for():
-    assert [part_rows(16, size) for size in (None, 1, 3, 4, 7, 16, 99)] == [16, 1, 2, 4, 4, 16, 16]
-    assert part_rows(7, 4) == 1
-
-
-def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients():
+def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients(monkeypatch):
     model = small_network()
     found, sums_mb = [], variables_mb(model.trainable_variables)
+    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: 0.0)
     for micro_batch in (0, 4):
         settings = replace(SETTINGS, micro_batch=micro_batch)
-        trainer = Trainer(model, data(), "full_training", settings, memory=MemoryBudget(start_mb=0.0))
+        trainer = Trainer(model, data(), "full_training", settings)
         trainer.run(until_step=1)
         found.append(trainer.training.predicted_mb)
         assert sum(count_flops(trainer.training.step_graph).values()) > 0
@@ -180,26 +172,3 @@ def test_a_run_of_main_profiles_a_part_and_checks_its_memory():
         parse_training(["--micro_batch", "8", "--train_type", "prunetrain"])
     with pytest.raises(UserError, match=refused):
         Trainer(small_network(), data(), "prunetrain", SETTINGS)
-
-
-def test_importance_and_the_speed_of_the_device_are_measured_in_parts():
-    importances, slowdowns = list[Any](), []
-    for micro_batch in (0, 4):
-        model = small_network()
-        table = make_table(model, t_fw_ms=1.0)
-        settings = replace(SETTINGS, micro_batch=micro_batch, deterministic=False)
-        trainer = Trainer(model, data(), "elastic_training", settings, table=table)
-        trainer.run(until_step=1)
-        assert trainer.scheme._evaluator._rows == (micro_batch or BATCH)  # type: ignore[attr-defined]
-        importances.append(trainer.history.selection.importance)
-        slowdowns.append(trainer.history.selection.slowdown)
-    np.testing.assert_allclose(importances[1], importances[0], rtol=1e-3, atol=1e-4)
-    assert all(slowdown != 1.0 for slowdown in slowdowns)
-
-
-def test_the_pass_over_a_part_counts_for_the_whole_batch(monkeypatch):
-    monkeypatch.setattr("elastic_trainer.selection.importance.measure_ms", lambda runs, rounds: np.full((1, 1), 5.0))
-    model, examples = small_network(), data()
-    evaluator = ImportanceEvaluator(CompiledTask(model, *examples.specs), BATCH)
-    evaluator.set_micro_batch(4)
-    assert evaluator.pass_ms(next(examples.train(0))) == 20.0

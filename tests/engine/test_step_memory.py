@@ -1,16 +1,13 @@
 """The memory of steps by their depth: against a count by following inputs one by one, and against traced steps."""
 
-from math import prod
-
 import keras
 import numpy as np
 import pytest
-from conftest import BATCH, full_step, make_small_model, naive_needs
 
 import models
+from elastic_trainer.engine.memory import MARGIN, step_memory
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.step_memory import MARGIN, step_memory
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.timing.attribution import attribute
@@ -24,40 +21,6 @@ def by_depth(step, model):
     """The memory by depth of the step that trains everything, and its attribution."""
     attribution = attribute(step, model.trainable_variables)
     return step_memory(step, attribution.places, attribution.positions), attribution
-
-
-def naive_kept_mb(step, positions):
-    """MB of what the forward pass writes and the gradients of the topmost tensors read, for each number of them."""
-    forward, needs = naive_needs(step)
-    kept, found = {}, []
-    for position in positions:
-        for name in needs[position]:
-            for each in step.graph.get_operation_by_name(name).inputs:
-                tensor = each
-                while tensor.op.type in SAME and tensor.op.inputs:
-                    tensor = tensor.op.inputs[0]
-                if tensor.op.name in forward and tensor.op.type not in ("Const", "Placeholder"):
-                    is_array = tensor.dtype.name != "resource" and tensor.shape.is_fully_defined()
-                    kept[tensor.name] = prod(tensor.shape) * tensor.dtype.size / 1e6 if is_array else 0.0
-        found.append(sum(kept.values()))
-    return np.array(found)
-
-
-def test_each_depth_keeps_what_its_gradients_read_and_has_room_for_the_largest_result():
-    model = make_small_model()
-    step = full_step(model)
-    memory, attribution = by_depth(step, model)
-    kept_mb = naive_kept_mb(step, attribution.positions)
-    inputs_mb, output_mb = (BATCH * 8 * 8 * channels * 4 / 1e6 for channels in (3, 4))
-    needed_mb = memory.by_rows_mb / MARGIN - 2 * inputs_mb
-    forward_mb = needed_mb[0]
-    assert forward_mb == pytest.approx(3 * output_mb, rel=0.05), "the sum of two branches"
-    np.testing.assert_allclose(needed_mb, np.maximum(kept_mb + output_mb, forward_mb), rtol=0.05)
-    assert (needed_mb > 1.2 * forward_mb).any()
-    assert (np.diff(memory.fixed_mb) > 0).all()
-    assert (
-        np.diff(memory.sums_mb) > [4e-6 * prod(model.trainable_variables[k].shape) for k in attribution.positions[1:]]
-    ).all()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from conftest import BATCH, CLASSES, SIZE, make_table
 from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
-from elastic_trainer.engine.step_memory import StepMemory
+from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import alone_in
 from elastic_trainer.system.machine import environment
