@@ -29,8 +29,8 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.energy import find_energy_meter
+from elastic_trainer.engine.features import Evaluation
 from elastic_trainer.engine.memory import MemoryBudget
-from elastic_trainer.engine.step import Evaluation
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.runs.checkpointer import Checkpointer
@@ -116,6 +116,7 @@ def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict
     is_saved = trainer.settings.save_model and best.is_file()
     model = load_best(last, best, last is not given, "--save_model") if is_saved else last
     evaluation = trainer.training.evaluation if model is last else Evaluation(ImageClassification(model))
+    evaluation.drop_features()  # they are of the images that chose the model
     held_out.max_rows = trainer.data.max_rows
     found = {f"test_{name}": value for name, value in evaluation(held_out.test()).items()}
     return {**found, "test_images": held_out.test_count, "tested": BEST_MODEL if is_saved else "the last weights"}

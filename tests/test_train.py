@@ -12,7 +12,8 @@ from small_runs import curve, rows_of, run
 
 import train
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.engine.step import Evaluation, TrainStep
+from elastic_trainer.engine.features import Evaluation
+from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER
@@ -173,7 +174,7 @@ def test_max_steps_ends_the_run_within_an_epoch_and_the_rate_reaches_zero_after_
 def test_a_loss_that_is_not_finite_ends_the_run_with_what_may_be_the_cause(tmp_path):
     model = make_small_model()
     model.get_layer("head").bias.assign([np.nan, 0, 0])
-    with pytest.raises(UserError, match=r"nan at step 1 with learning rate 0.001; lower .*, or check --weights"):
+    with pytest.raises(UserError, match=r"nan at step 1 with learning rate 0.00\d+; lower .*, or check --weights"):
         run(tmp_path, train.full_training, Settings(learning_rate=1e-3), model)
 
 

@@ -1,21 +1,26 @@
-"""Cached features: what the frozen prefix (`engine.prefix`) returns for each example, computed once.
+"""Cached features: what the frozen prefix (`engine.prefix`) returns for each example, computed once; and validation.
 
-A step that trains the upper part of a network starts from them: the forward pass below costs nothing. The paper
-computes it in every step. Each step has one cut; a new selection needs new features.
+A step that trains the upper part of a network starts from them, and so does validation: the forward pass below costs
+nothing. The paper computes it in every step. Each step has one cut; a new selection needs new features.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
 from elastic_trainer.engine.prefix import SplitStep, find_cut
-from elastic_trainer.engine.step import TrainStep
+from elastic_trainer.engine.step import BatchFunction, TrainStep, as_number
+from elastic_trainer.engine.task import Task
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 
 
 class FeatureCache:
@@ -31,7 +36,7 @@ class FeatureCache:
     """
 
     def __init__(self, data: ShuffledData | None = None) -> None:
-        self._data = data
+        self.data = data
         self._is_disabled = False  # which was reported
         self.split: SplitStep | None = None
         self.megabytes = self.kept_mb = 0.0
@@ -39,7 +44,7 @@ class FeatureCache:
     @property
     def are_possible(self) -> bool:
         """Whether a step may get some: they were not found to be impossible."""
-        return self._data is not None and self._data.view_count is not None and not self._is_disabled
+        return self.data is not None and self.data.view_count is not None and not self._is_disabled
 
     def adopt(self, step: TrainStep, are_wanted: bool = True, room_mb: float = inf) -> None:
         """Keep those that `step` starts from, if they are wanted and possible, and fit into `room_mb`.
@@ -47,13 +52,13 @@ class FeatureCache:
         The reason why they are not possible is reported once.
         """
         self.drop()
-        if self._data is None or self._is_disabled:
+        if self.data is None or self._is_disabled:
             return
         try:
-            if self._data.view_count is None:
+            if self.data.view_count is None:
                 raise ValueError("--augment flip_rotate shows new views in every epoch")
             if are_wanted and not step.trains_all:
-                self._start(step, self._data, self._data.view_count, room_mb)
+                self._start(step, self.data, self.data.view_count, room_mb)
         except ValueError as why:
             self._is_disabled = True
             tqdm.write(f"feature cache disabled: {why}")
@@ -70,22 +75,21 @@ class FeatureCache:
         megabytes, room_mb = count * sum(one[0].nbytes for one in values) / 1e6, max(min(data.room_mb, room_mb), 0.0)
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
-        self._values = [
-            np.empty((count, *one.shape[1:]), one.dtype) for one in values
-        ]  # pages come as they are written
+        # Pages of memory come as they are written.
+        self._values = [np.empty((count, *one.shape[1:]), one.dtype) for one in values]
         self._is_made, self.split = np.zeros(count, bool), split
         self.kept_mb, self.megabytes = megabytes, max(megabytes, self.megabytes)
 
     def prepare(self, batch: Batch) -> float:
         """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block; the seconds."""
-        if self.split is None or self._data is None:
+        if self.split is None or self.data is None:
             return 0.0
         start, numbers = time.perf_counter(), self._numbers(batch.order)
         missing = numbers[~self._is_made[numbers]].tolist()
         if missing:
             later = self._numbers(batch.upcoming)
             wanted = [*dict.fromkeys([*missing, *later[~self._is_made[later]].tolist()])]
-            numbers, rows = np.array(wanted[: max(self._block, len(missing))]), max(self._data.max_rows, 1)
+            numbers, rows = np.array(wanted[: max(self._block, len(missing))]), max(self.data.max_rows, 1)
             for some in np.split(numbers, range(rows, len(numbers), rows)):
                 for values, made in zip(self._values, self.split.prefix(self._inputs(some)), strict=True):
                     values[some] = made.numpy()
@@ -105,8 +109,8 @@ class FeatureCache:
         return order.rows * self._views + order.views
 
     def _inputs(self, numbers: np.ndarray) -> Structure:
-        assert self._data is not None
-        return self._data.training_inputs(Order(numbers // self._views, numbers % self._views))
+        assert self.data is not None
+        return self.data.training_inputs(Order(numbers // self._views, numbers % self._views))
 
 
 def _checked_features(split: SplitStep, inputs: Structure) -> list[np.ndarray]:
@@ -118,3 +122,76 @@ def _checked_features(split: SplitStep, inputs: Structure) -> list[np.ndarray]:
         if not has_rows or not np.allclose(other[0], value[-1], rtol=1e-2, atol=1e-3 * np.abs(value).max()):
             raise ValueError("the frozen layers compute an example's features from others of its batch, too")
     return values
+
+
+class Evaluation:
+    """The loss and the measures of a task over test examples. The whole forward pass is traced once.
+
+    While the same tensors train, the frozen prefix returns the same for the same batches. So it runs in the first
+    validation of a selection, and the later ones start from its features.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._whole: BatchFunction | None = None
+        self._split: SplitStep | None = None
+        self._features = list[Any]()  # of each batch
+
+    def keep_features(self, variables: Sequence[keras.Variable], count: int, room_mb: float) -> float:
+        """Start from the features of the `count` test examples from now on, if anything before `variables` is frozen.
+
+        None are kept if they take more than `room_mb`. Returns the MB that they take.
+        """
+        self.drop_features()
+        whole = self._traced()
+        whole.variables = variables
+        cut = find_cut(whole)
+        if cut is None or not all(tensor.shape[1:].is_fully_defined() for tensor in cut.tensors):
+            return 0.0
+        megabytes = count * sum(one.dtype.size * one.shape[1:].num_elements() for one in cut.tensors) / 1e6
+        if megabytes > room_mb:
+            return 0.0
+        self._split = SplitStep(whole, cut)
+        return float(megabytes)
+
+    def drop_features(self) -> None:
+        """Start from the examples themselves from now on."""
+        self._split, self._features = None, []
+
+    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and measures over all examples of `batches`, means unless the task has running results.
+
+        The batches are the same in each call; `between` is called before each.
+        """
+        task, totals, count, measures = self._task, dict[str, float](), 0, dict[str, tf.Tensor]()
+        task.reset()
+        for number, batch in enumerate(batches):
+            between()
+            loss, measures = self._results(number, batch)
+            for name, value in {"loss": loss, **({} if task.is_running else measures)}.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
+            count += len(batch)
+        means = {name: total / count for name, total in totals.items()}
+        if task.is_running:
+            means |= {name: as_number(value) for name, value in measures.items()}
+        task.reset()
+        return means
+
+    def _results(self, number: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        function, inputs = self._split or self._traced(), batch.inputs
+        if self._split is not None:
+            if number == len(self._features):
+                self._features.append(self._split.prefix(inputs))
+            inputs = self._features[number]
+        return function.results(inputs, batch.targets, batch.weights)  # type: ignore[no-any-return]
+
+    def _traced(self) -> BatchFunction:
+        task = self._task
+
+        def evaluate(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            with folded_batch_norm(task.model):
+                loss, outputs = task.run(examples, training=False)
+            return loss, task.measures(loss, examples, outputs)
+
+        self._whole = self._whole or BatchFunction(evaluate, task.signature(None), ())
+        return self._whole

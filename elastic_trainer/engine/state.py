@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.features import Evaluation, FeatureCache
 from elastic_trainer.engine.memory import MemoryBudget, step_memory
-from elastic_trainer.engine.step import Evaluation, TrainStep, as_numbers
+from elastic_trainer.engine.step import TrainStep, as_numbers
 from elastic_trainer.engine.task import Task
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
@@ -113,13 +113,16 @@ class TrainState:
 
     def _predict(self, step: TrainStep, uses_features: bool) -> None:
         """Predict what `step` takes, and features, which are kept if they are wanted and there is memory beside it."""
-        needed_mb = 0.0
+        needed_mb, data = 0.0, self.features.data
         if self._batch_size is not None or self.memory.has_limit:  # else nothing is known of the sizes of tensors
             self._step_memory = step_memory(step if self._batch_size is not None else self._make_step(self._rows))
             rows = self._step_memory.rows
             needed_mb = self.memory.needed_mb(self._training_mb(self.parts * rows, rows))
         self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)
         needed_mb += self.features.kept_mb
+        if self.features.split is not None and data is not None:
+            room_mb = min(data.room_mb - self.features.megabytes, self.memory.limit_mb - needed_mb)
+            needed_mb += self.evaluation.keep_features(step.variables, data.test_count, room_mb)
         self.predicted_mb = needed_mb if needed_mb and self.memory.start_mb is not None else None
 
     def train_by(self, step: ClosedFormStep) -> None:
@@ -133,6 +136,7 @@ class TrainState:
         """Keep no step and no features: the next step needs `adopt`."""
         self._mask = self._step = self._warm_step = None
         self.features.drop()
+        self.evaluation.drop_features()
 
     def check_memory(self, tolerance_mb: float = 0.0) -> None:
         """Raise `UserError` if the adopted step is expected to take more than there is. It names what fits."""

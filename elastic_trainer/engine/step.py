@@ -210,37 +210,3 @@ class AllGradients(BatchFunction):
     def run(self, batch: Batch) -> float:
         """Compute them all; blocks until the device finishes."""
         return float(tf.reduce_sum(self(batch)[-1]))
-
-
-class Evaluation:
-    """The loss and the measures of a task over test examples. The forward pass is traced once."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._function: BatchFunction | None = None
-
-    def __call__(self, batches: Iterable[Batch], between: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Loss and measures over all examples of `batches`, means unless the task has running results.
-
-        `between` is called before each batch.
-        """
-        task, totals, count, measures = self._task, dict[str, float](), 0, dict[str, tf.Tensor]()
-
-        def evaluate(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            with folded_batch_norm(task.model):
-                loss, outputs = task.run(examples, training=False)
-            return loss, task.measures(loss, examples, outputs)
-
-        self._function = self._function or BatchFunction(evaluate, task.signature(None), ())
-        task.reset()
-        for batch in batches:
-            between()
-            loss, measures = self._function.results(batch.inputs, batch.targets, batch.weights)
-            for name, value in {"loss": loss, **({} if task.is_running else measures)}.items():
-                totals[name] = totals.get(name, 0.0) + float(value) * len(batch)
-            count += len(batch)
-        means = {name: total / count for name, total in totals.items()}
-        if task.is_running:
-            means |= {name: as_number(value) for name, value in measures.items()}
-        task.reset()
-        return means

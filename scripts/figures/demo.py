@@ -89,7 +89,7 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     import data
     import models
     from elastic_trainer.engine.closed_form_head import closed_form_head
-    from elastic_trainer.engine.step import Evaluation
+    from elastic_trainer.engine.features import Evaluation
     from elastic_trainer.engine.task import ImageClassification
     from elastic_trainer.runs.progress import ProgressBar
     from elastic_trainer.runs.trainer import Trainer

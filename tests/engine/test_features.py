@@ -1,4 +1,4 @@
-"""Cached features: each is computed once, and read as it was computed."""
+"""Cached features: each is computed once, and read as it was computed; validation from them."""
 
 import keras
 import numpy as np
@@ -7,7 +7,8 @@ from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model
 from small_networks import built_optimizer, values
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.features import Evaluation, FeatureCache
+from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import ImageClassification
 
@@ -137,3 +138,41 @@ def test_layers_that_mix_the_images_of_a_batch_have_no_features(capsys):
     state = state_of(model, data)
     train(state, data, 1, head(model))
     assert state.features.split is None and "others of its batch" in capsys.readouterr().out
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """How many examples each call of a prefix computed."""
+    counts: list[int] = []
+    original = SplitStep.prefix
+
+    def counting(self, inputs):
+        counts.append(len(inputs))
+        return original(self, inputs)
+
+    monkeypatch.setattr(SplitStep, "prefix", counting)
+    return counts
+
+
+def test_validation_from_features_is_validation_from_examples_and_computes_them_once_a_selection(passes):
+    model, data = make_small_model(), make_small_data()
+    state, task = state_of(model, data), ImageClassification(model)
+    for count in (2, 4, 4):
+        state.adopt(np.arange(len(model.trainable_variables)) >= len(model.trainable_variables) - count, True)
+        for batch in data.train(count):
+            state.train(batch)
+            passes.clear()
+            results = state.evaluation(data.test())
+            assert results == Evaluation(task)(data.test()), "from the examples themselves"
+        assert not passes, "only the first validation of a selection computes features"
+    state.assign(state.values())
+    assert state.evaluation(data.test()) == Evaluation(task)(data.test())
+
+
+def test_no_features_of_the_test_examples_are_kept_without_memory_for_them(passes):
+    model, data = make_small_model(), make_small_data()
+    evaluation = Evaluation(ImageClassification(model))
+    for room_mb, kept in ((0.0, 0), (1e3, data.test_count)):
+        evaluation.keep_features(model.trainable_variables[-2:], data.test_count, room_mb)
+        evaluation(data.test())
+        assert sum(passes) == kept
