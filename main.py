@@ -1,7 +1,7 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
 It connects the steps of one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in
-elastic_trainer/settings/settings.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
+elastic_trainer/settings/__init__.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, is_run, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
-from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.errors import Stopped, UserError
@@ -82,7 +81,6 @@ def train_run(
 
     start = time.perf_counter() if start is None else start
     weights = Path(settings.weights)
-    reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start, "table": None}
     if settings.deterministic:
         import tensorflow as tf
 
@@ -102,11 +100,8 @@ def train_run(
         check_saving(model, f"--export {settings.export}" if settings.export else "--save_model", changes_shape=False)
 
     def load(settings: Settings, images_mb: float | None) -> ImageData:
-        is_elastic = SCHEMES[settings.train_type].is_elastic
-        reached["table"] = time.perf_counter() - start if is_elastic else None
         images = data.load(settings, images_mb)
         leave_out_trained(images, weights, "--weights")
-        reached["images"] = time.perf_counter() - start
         return images
 
     prepared = resolve(settings, model, load, retimed)
@@ -129,7 +124,7 @@ def train_run(
             f"{settings.num_classes} classes; run folder {folder}"
         )
         config = {**settings.to_record(), "images": dataset.record()}
-        with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
+        with RunLog(folder, config, tensor_names(model)) as log, StopSignals() as stop:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             later = _export_seconds(settings, model)
             more = prepared.budget, stop, time.perf_counter() - start, prepared.memory, later

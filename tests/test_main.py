@@ -1,27 +1,21 @@
 """What main.py does around training: a run keeps its images, and later steps do not cancel each other."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zoo
-from conftest import make_small_data, make_small_model
 from PIL import Image
 from small_images import write_noise
 
-from elastic_trainer import Settings, Trainer
 from elastic_trainer.board.export import RECORD, check_folder
 from elastic_trainer.cli.commands import parse_evaluation, parse_training
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.runs.reader import read_run
-from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.runs.summary import result_lines
-from elastic_trainer.settings.flags import duration_text
 from elastic_trainer.system.errors import Stopped, UserError
-from main import load_to_evaluate, main, train_run
+from main import load_to_evaluate, train_run
 
 
 @pytest.fixture
@@ -60,18 +54,6 @@ def words_of(photos, *more):
 def train(photos, *more):
     train_run(parse_training(words_of(photos, *more)))
     return photos.parent / "mine"
-
-
-def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that_it_is(
-    photos, trained, monkeypatch, capsys
-):
-    words = ["main.py", *words_of(photos, "--save_model", "--resume")]
-    monkeypatch.setattr("sys.argv", [*words, "--learning_rate", "0.5"])
-    with pytest.raises(UserError, match=r"--learning_rate 0.5: the run in .* was started with 0\.0025; leave it out"):
-        main()
-    monkeypatch.setattr("sys.argv", words)
-    main()
-    assert f"{trained} is finished: accuracy" in capsys.readouterr().out
 
 
 def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, monkeypatch):
@@ -218,19 +200,6 @@ def test_images_that_a_model_was_trained_on_do_not_test_it(photos, trained, caps
         load_to_evaluate(parse_evaluation(["--evaluate", str(photos.parent / "second"), "--data_dir", str(photos)]))
 
 
-def test_summary_says_when_a_person_saw_what(photos, capsys):
-    run = train(photos)
-    reached = json.loads((run / "summary.json").read_text())["seconds_after_start"]
-    assert [*reached] == ["tensorflow", "table", "images", "first_step", "end"] and reached.pop("table") is None
-    assert 0 < reached["tensorflow"] <= reached["images"] <= reached["first_step"] <= reached["end"]
-    wall_seconds = read_run(run).summary["wall_seconds"]
-    assert reached["end"] <= wall_seconds < reached["end"] + 5
-    line = capsys.readouterr().out.splitlines()[-2]
-    assert line.startswith(f"time: {duration_text(wall_seconds)} (") and line.endswith("s)")
-    parts = [float(number) for number in re.findall(r" ([\d.]+)s(?=[,)])", line)]
-    assert sum(parts) == pytest.approx(wall_seconds, abs=0.6 * len(parts))
-
-
 def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos, capsys, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
@@ -258,19 +227,6 @@ def test_a_run_continues_with_the_flags_that_messages_name(photos, interrupted):
     (photos / "train" / "ant" / "new.png").write_bytes(b"broken")
     train(photos, "--resume", "--micro_batch", 2)
     assert read_run(interrupted).summary["steps"] == 2
-
-
-def test_a_resumed_run_does_not_say_where_the_time_went(tmp_path):
-    trainer = Trainer(make_small_model(), make_small_data(), "full_training", Settings(num_epochs=2))
-    trainer.run(until_step=1)
-    log = RunLog(tmp_path, {}, [])
-    for listener in (log, log.events):
-        listener.set_trainer(trainer)
-        listener.on_train_begin()
-    trainer.run()
-    summary = log.finish(trainer.results())
-    assert summary["seconds_after_start"]["first_step"] is None
-    assert result_lines({**summary, "train_seconds": 4.0}, tmp_path)[1].endswith(" (training 4s)")
 
 
 def write_validation_photos(photos, name):

@@ -35,22 +35,14 @@ class RunLog(Listener):
         folder: of this run alone; empty, or the folder of the run to continue.
         config: the options of the run; they and the environment are written to config.json, unless it exists.
         tensor_names: of `model.trainable_variables`, in their order.
-        reached: seconds after the program's start at which it had done what the keys name.
 
     Attributes:
         is_continued: whether an earlier process started this run.
         events: writes TensorBoard's events; a listener, too.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: dict[str, Any],
-        tensor_names: Sequence[str],
-        reached: dict[str, float | None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], tensor_names: Sequence[str]) -> None:
         super().__init__()
-        self._reached = {**(reached or {})}
         self.folder, self._config, self._names = folder, config, list(tensor_names)
         self.events = EventsWriter(folder)
         self.is_continued = is_run(folder)
@@ -69,8 +61,6 @@ class RunLog(Listener):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Drop what an interrupted run wrote after its checkpoint."""
         self._write_tables()
-        if self.trainer.history.selections:  # an earlier process did parts of what the clocks have counted
-            self._reached["first_step"] = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._write_tables()
@@ -89,14 +79,11 @@ class RunLog(Listener):
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write summary.json, delete the checkpoints, and return what summary.json contains.
 
-        That is options of the run, `results` (`run_results`, and what else is known once training has ended), and when
-        which part of the program was reached. `summary.update_summary` adds what comes after training.
+        That is options of the run, and `results`: `run_results`, and what else is known once training has ended.
+        `summary.update_summary` adds what comes after training.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        history = self.trainer.history
-        self._reached.setdefault("first_step", history.first_step_seconds or history.clocks.elapsed())
-        reached = {**self._reached, "end": history.clocks.elapsed()}
-        summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
+        summary = {**{key: self._config.get(key) for key in keys}, **results}
         self.events.finish()
         write_record(self.folder / SUMMARY, summary)
         self.checkpoints.clear()

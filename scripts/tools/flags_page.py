@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/flags.md up to date with settings.py and selection/named.py.
+"""Bring the tables of docs/flags.md up to date with elastic_trainer/settings and selection/named.py.
 
 python scripts/tools/flags_page.py
 """

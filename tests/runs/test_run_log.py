@@ -1,7 +1,6 @@
 """The files that a finished run leaves in its folder."""
 
 import json
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -10,10 +9,7 @@ from conftest import make_small_data
 from small_runs import rows_of, run
 
 import train
-from elastic_trainer.runs.history import History
 from elastic_trainer.runs.reader import read_summary
-from elastic_trainer.runs.run_log import RunLog
-from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 
 
@@ -37,11 +33,3 @@ def test_finished_run_leaves_complete_records(tmp_path):
     np.testing.assert_allclose(last(batch.inputs, training=False), model(batch.inputs, training=False), rtol=1e-5)
     assert (tmp_path / "best.keras").is_file()
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_run_that_continues_before_its_first_step_does_not_say_when_that_was(tmp_path):
-    history = History(selections=[Selection(np.ones(2, bool))])  # stopped while its start is tested
-    log = RunLog(tmp_path, {}, ["a", "b"])
-    log.set_trainer(SimpleNamespace(history=history))  # type: ignore[arg-type]
-    log.on_train_begin()
-    assert log._reached == {"first_step": None}
