@@ -15,9 +15,14 @@ from typing import NoReturn
 
 from elastic_trainer.system.errors import Stopped, UserError
 
-# One of the commands has just started: until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
-if Path(sys.argv[0]).absolute().parent == Path(__file__).parent and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if Path(sys.argv[0]).absolute().parent == Path(__file__).parent:  # one of the commands has just started
+    # File names and words of the command line are UTF-8, also where the locale says ASCII.
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, sys.orig_argv)
+    # Until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 FULL_DISK = errno.ENOSPC, errno.EDQUOT

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from command_line import ROOT
@@ -191,3 +192,12 @@ def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(
     else:
         assert done.stdout.split() == ["tensorflow", "float32", "channels_last"]
         assert done.stderr == said
+
+
+def test_a_callback_where_the_user_has_no_home_folder_gets_a_temporary_one_in_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    vars(elastic_trainer)["__getattr__"]("ElasticTraining")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"no home folder: downloads and caches go to {Path.home()}; ") and Path.home().is_dir()
+    Path.home().rmdir()

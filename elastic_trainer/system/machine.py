@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from multiprocessing import get_context
@@ -205,6 +206,7 @@ def load_tensorflow() -> None:
     line is printed for a setting that would have changed results.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    _check_home()
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         check_keras()
     else:
@@ -226,6 +228,7 @@ def load_tensorflow() -> None:
 
 def check_keras() -> None:
     """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    _check_home()
     how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
     try:
         import keras
@@ -238,6 +241,15 @@ def check_keras() -> None:
         raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
     if backend != "tensorflow":
         raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
+
+
+def _check_home() -> None:
+    """Where the user has no home folder, as in some containers, packages keep their files in a temporary one."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = tempfile.mkdtemp(prefix="home")
+        print(f"no home folder: downloads and caches go to {os.environ['HOME']}; HOME sets another", file=sys.stderr)
 
 
 @contextlib.contextmanager
