@@ -22,7 +22,7 @@ from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, is_run, read_summary
+from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
@@ -44,13 +44,8 @@ def main() -> None:
     if isinstance(settings, Evaluation):
         load_tensorflow()
         evaluate(settings)
-        return
-    if settings.resume and is_finished(settings.folder):
-        with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
-            _finish_again(settings, folder)
-        return
-    load_tensorflow()
-    train_run(settings, start)
+    else:
+        train_run(settings, start)
 
 
 def train_run(
@@ -67,6 +62,12 @@ def train_run(
         rhos: further ones, of an export for a board.
         retimed: see `cli.resolve.resolve`.
     """
+    if settings.resume and is_finished(settings.folder):
+        with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
+            _finish_again(settings, folder)
+        return
+    load_tensorflow()
+
     import data
     import models
     import train
@@ -75,7 +76,6 @@ def train_run(
     from elastic_trainer.datasets.named import check_available, class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.runs.config import check_classes
     from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.stop_signals import StopSignals
 
@@ -88,8 +88,6 @@ def train_run(
     check_run_folder(settings.logdir, settings.run_name, settings.resume)
     check_available(settings)
     names = class_names(settings)
-    if settings.resume and is_run(settings.folder):
-        check_classes(settings.folder, names)
     settings = replace(settings, num_classes=len(names))
     if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
@@ -116,9 +114,6 @@ def train_run(
         print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
         return
     with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
-        if is_finished(folder):  # another process has finished it in the meantime
-            _finish_again(settings, folder)
-            return
         print(
             f"{settings.train_type} of {settings.model_name} on {dataset.name}: {dataset.counts}, "
             f"{settings.num_classes} classes; run folder {folder}"

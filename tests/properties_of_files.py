@@ -28,7 +28,7 @@ TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
 
 @functools.cache
 def checkpoint_files() -> dict[str, bytes]:
-    checkpoints = Checkpoints(workplace() / "checkpoints", "id")
+    checkpoints = Checkpoints(workplace() / "checkpoints")
     for step in (1, 2):
         arrays = {"model/a": np.arange(7.0) + step, "optimizer/b/c": np.full((2, 3), step, np.float32)}
         checkpoints.save(step, State(arrays, {"history": {"step": step}}))
@@ -48,7 +48,7 @@ def a_damaged_checkpoint_is_skipped_and_nothing_saved_is_lost(step: int, damage:
         (folder / each).write_bytes(content)
     found = None
     with one_line():
-        found = Checkpoints(folder, "id").latest()
+        found = Checkpoints(folder).latest()
         assert found is not None
     assert found is not None, "the other one is intact"
     state = found.record["history"]["step"]

@@ -1,6 +1,5 @@
 """Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
 
-import gc
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import (
     _commit,
     available_memory_mb,
-    frozen_gc,
     gpu_peak_memory_mb,
     stolen_seconds,
 )
@@ -144,17 +142,6 @@ def test_an_installed_package_does_not_report_the_commit_of_the_project_around_i
     git("-c", "user.name=someone", "-c", "user.email=someone@example.org", "commit", "--message", "first")
     commit = git("rev-parse", "--short", "HEAD")
     assert [_commit(file) for file in (*files, tmp_path.parent / "none.py")] == [commit, None, None]
-
-
-def test_collections_are_quick_within_blocks_and_their_inner_blocks():
-    before = gc.get_freeze_count()
-    with frozen_gc():
-        frozen = gc.get_freeze_count()
-        later = [list[int]() for _ in range(100)]
-        with frozen_gc():
-            assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
-        assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
-    assert gc.get_freeze_count() == 0
 
 
 def test_a_name_that_needs_tensorflow_is_refused_where_keras_computes_in_another_backend(monkeypatch):

@@ -74,9 +74,7 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 
     Raises `UserError` for wrong flags.
     """
-    given = main_parser().given(sys.argv[1:] if words is None else words)
-    if given.pop("save_txt"):
-        print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
+    given = _given(sys.argv[1:] if words is None else words)
     if "evaluate" in given:
         return _evaluation(given)
     settings = _training(given)
@@ -87,16 +85,19 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 
 def parse_training(words: Sequence[str]) -> Settings:
     """A command line of main.py that trains: a new run, or one to resume. Raises `UserError` for wrong flags."""
-    given = main_parser().given(words)
-    del given["save_txt"]
-    return _training(given)
+    return _training(_given(words))
 
 
 def parse_evaluation(words: Sequence[str]) -> Evaluation:
     """A command line of main.py with `--evaluate`. Raises `UserError` for flags that cannot be combined with it."""
+    return _evaluation(_given(words))
+
+
+def _given(words: Sequence[str]) -> dict[str, Any]:
     given = main_parser().given(words)
-    del given["save_txt"]
-    return _evaluation(given)
+    if given.pop("save_txt"):
+        print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
+    return given
 
 
 def _training(given: Mapping[str, Any]) -> Settings:

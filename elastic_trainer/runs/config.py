@@ -10,31 +10,18 @@ from elastic_trainer.runs.reader import read_config
 from elastic_trainer.system.errors import UserError
 
 
-def check_classes(folder: Path, names: Sequence[str]) -> None:
-    """Raise `UserError` if the run to resume in `folder` was started with other classes than these."""
-    _refuse(folder, changed_class(names, read_config(folder)["images"]["class_names"]))
-
-
 def check_images(folder: Path, now: dict[str, Any]) -> None:
     """Raise `UserError` if the run to resume in `folder` was started with other images; `now`: `ImageData.record`."""
-    _refuse(folder, changed_images(now, read_config(folder)["images"]))
-
-
-def _refuse(folder: Path, change: str | None) -> None:
-    if change is not None:
-        raise UserError(
-            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
-        )
-
-
-def changed_images(now: dict[str, Any], before: dict[str, Any]) -> str | None:
-    """How the images of a run differ from those that it was started with, by `ImageData.record`; None: they do not."""
+    before = read_config(folder)["images"]
     change = changed_class(now["class_names"], before["class_names"])
     for kind in ("training", "test", "held_out"):
         is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
         if change is None and is_ != was:
             change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
-    return change
+    if change is not None:
+        raise UserError(
+            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
+        )
 
 
 def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,18 +107,3 @@ def read_run(folder: Path) -> FinishedRun:
     except UserError as error:
         raise UserError(f"{folder}: contains no finished run ({error})") from error
     return FinishedRun(folder, summary, config, [row for row in epochs if row.get("epoch") != "0"])
-
-
-def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
-    """The last importance [N] of the newest elastic run under `logdir` with tensors of these names, and its file."""
-    files = [path for path in logdir.glob(f"*/{SELECTIONS}") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            rows = read_rows(path)[-len(names) :]
-            if [row["name"] for row in rows] == list(names):
-                importance = np.array([float(row["importance"]) for row in rows])
-                if np.isfinite(importance).all():
-                    return importance, path
-        except (OSError, KeyError, TypeError, ValueError, csv.Error):
-            continue  # a run without importance, or a damaged file
-    return None

@@ -7,7 +7,6 @@ training started from, if it was tested.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run, read_config
+from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
 from elastic_trainer.runs.tensorboard import EventsWriter
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.errors import UserError
@@ -46,10 +45,9 @@ class RunLog(Listener):
         self.folder, self._config, self._names = folder, config, list(tensor_names)
         self.events = EventsWriter(folder)
         self.is_continued = is_run(folder)
-        run_id = read_config(folder).get("run_id") if self.is_continued else secrets.token_hex(8)
         if not self.is_continued:
-            write_record(folder / CONFIG, {**config, "run_id": run_id, "environment": environment()})
-        self.checkpoints = Checkpoints(folder / "checkpoints", run_id)
+            write_record(folder / CONFIG, {**config, "environment": environment()})
+        self.checkpoints = Checkpoints(folder / "checkpoints")
 
     def __enter__(self) -> RunLog:
         return self

@@ -95,28 +95,18 @@ def _processor_name() -> str:
     return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
 
 
-# Of `frozen_gc`. The count of frozen objects does not tell: from Python 3.12 on, it is never 0.
-_open_blocks: list[str] = []
-
-
 @contextlib.contextmanager
 def frozen_gc() -> Iterator[None]:
     """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
 
     Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).
-    Within another such block, nothing is added.
     """
-    if _open_blocks:
-        yield
-        return
     gc.collect()
     gc.freeze()
-    _open_blocks.append("outer")
     try:
         yield
     finally:
         gc.unfreeze()
-        _open_blocks.clear()
 
 
 def release_memory() -> None:

@@ -105,20 +105,14 @@ def check_events(expected, found):
 
 
 def test_what_does_not_fit_a_run_is_refused_and_it_then_continues_its_clocks(tmp_path):
-    folder, other = tmp_path / "resumed", tmp_path / "other"
-    for each, at in ((folder, 14), (other, 15)):
-        with pytest.raises(PowerCut):
-            run(each, InterruptingData(at))
+    folder = tmp_path / "resumed"
+    with pytest.raises(PowerCut):
+        run(folder, InterruptingData(14))
     before = latest(folder / "checkpoints").record["history"]["clocks"]
     with pytest.raises(UserError, match="--resume: the checkpoint is of another network or optimizer"):
         run(folder, make_small_data(), optimizer="adam")
     with pytest.raises(UserError, match=r"started with \[24, 24\] training and test examples, now they are \[28, 28\]"):
         run(folder, make_small_data(count=28))
-    [*_, newest] = sorted((other / "checkpoints").iterdir())
-    copy = Path(shutil.copy(newest, folder / "checkpoints"))
-    with pytest.raises(UserError, match=f"--resume: {copy} is a checkpoint of another run; remove it"):
-        run(folder, make_small_data())
-    copy.unlink()
     time.sleep(0.5)  # the time without power must not be counted
     start = time.perf_counter()
     _, summary = run(folder, make_small_data())
@@ -142,9 +136,8 @@ def test_resumed_run_continues_the_correction_of_the_budget_if_the_table_is_the_
         return original(self, progress)
 
     shutil.copytree(corrected, tmp_path / "resumed")
-    interval = latest(corrected / "checkpoints").record["history"]["intervals"][-1]
-    saved = interval["selection"]
-    assert saved["correction"] != 1 and interval["slowdowns"]
+    saved = latest(corrected / "checkpoints").record["history"]["selections"][-1]
+    assert saved["correction"] != 1 and saved["slowdowns"]
     monkeypatch.setattr(RhoBudget, "allow", recording)
     t_dy_ms = 1.0 if is_same_table else 1.5
     run(tmp_path / "resumed", make_small_data(), deterministic=False, elastic=True, t_dy_ms=t_dy_ms)
@@ -152,11 +145,11 @@ def test_resumed_run_continues_the_correction_of_the_budget_if_the_table_is_the_
     if is_same_table:
         assert (step, correction, rho) == (12, saved["correction"], saved["rho"]) and rho != 0.6
         # Steps and gradient passes before the power cut count (the first step after it is not timed).
-        assert steps == len(interval["step_ms"]) > 0
-        assert slowdowns == interval["slowdowns"] and len(slowdowns) == 1
+        assert steps == len(saved["step_ms"]) > 0
+        assert slowdowns == saved["slowdowns"] and len(slowdowns) == 1
     else:
         assert "the timing table has changed since the checkpoint" in capsys.readouterr().out
-        assert len(slowdowns) == GRADIENT_PASSES[0] and not {*slowdowns} & {*interval["slowdowns"]}
+        assert len(slowdowns) == GRADIENT_PASSES[0] and not {*slowdowns} & {*saved["slowdowns"]}
         assert len(allowed[1][4]) == 1  # after that, only the pass during the interval's three steps
 
 

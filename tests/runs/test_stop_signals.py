@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from typing import Any
 
 import keras
 import pytest
@@ -58,12 +59,10 @@ def test_a_run_whose_terminal_is_lost_keeps_a_checkpoint_and_its_best_model_and_
     """As over ssh: the connection ends, the kernel sends SIGHUP, and writing to the terminal is an error."""
     master, terminal = pty.openpty()
     flags = [*NETWORK, *FLAGS, "--num_epochs", 100, "--logdir", tmp_path, "--run_name"]
-    lost = subprocess.Popen(
-        [*map(str, [sys.executable, OFTEN, 0, *flags, "lost"])],
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-    )
+    words = [sys.executable, OFTEN, 0, *flags, "lost"]
+    more: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    more["preexec_fn"] = lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    lost = subprocess.Popen([*map(str, words)], **more, start_new_session=True)
     words = ["nohup", sys.executable, OFTEN, 0, *flags, "nohup"]
     kept = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     os.close(terminal)
