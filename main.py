@@ -77,7 +77,6 @@ def train_run(
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
-    from elastic_trainer.runs.stop_signals import StopSignals
 
     start = time.perf_counter() if start is None else start
     weights = Path(settings.weights)
@@ -119,10 +118,10 @@ def train_run(
             f"{settings.num_classes} classes; run folder {folder}"
         )
         config = {**settings.to_record(), "images": dataset.record()}
-        with RunLog(folder, config, tensor_names(model)) as log, StopSignals() as stop:
+        with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             later = _export_seconds(settings, model)
-            more = prepared.budget, stop, time.perf_counter() - start, prepared.memory, later
+            more = prepared.budget, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more)
             clocks = log.trainer.history.clocks
         utils.run_each(

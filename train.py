@@ -21,7 +21,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,6 @@ def train(
     settings: Settings,
     run: RunLog,
     budget: RhoBudget | None = None,
-    stop: StopSignals | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
     later: float = 0.0,
@@ -65,7 +64,6 @@ def train(
         data, settings, memory: see `Trainer`.
         run: of the run; it has started.
         budget: of an elastic scheme.
-        stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
 
     Returns:
@@ -80,7 +78,7 @@ def train(
         scheme = train_type
     else:
         scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, budget))
-    with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
+    with StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
         checkpointer, bar = Checkpointer(run), ProgressBar()
         listeners = [run.events, run, bar, signals, checkpointer]

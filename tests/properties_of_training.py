@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,36 +23,6 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.timing.estimate import estimated_table
-from selection_solver_DP import ROUNDING_LOSS, solve
-
-# --- the solver -------------------------------------------------------------------------------------------------------
-
-_TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e3), st.floats(0, 1e-300), st.just(0.0))
-_GAIN = st.one_of(st.integers(-3, 5).map(float), st.floats(-1e3, 1e3), st.floats(0, 1e-300))
-
-
-@property_of(
-    st.lists(st.tuples(_TIME, _TIME, _GAIN), min_size=1, max_size=9),
-    st.one_of(st.floats(0, 1.1), st.just(1.0)),
-    st.sampled_from([None, 1, 7, 1000]),
-)
-def a_selection_keeps_the_budget_and_is_the_best(
-    tensors: list[tuple[float, float, float]], share: float, resolution: int | None
-) -> None:
-    t_dy, t_dw, importance = np.array(tensors).T
-    budget = share * float(t_dy.sum() + t_dw.sum())
-    found = solve(t_dy, t_dw, importance, budget, resolution)
-    masks = np.array([*itertools.product((0, 1), repeat=len(tensors))])
-    depth = np.array([np.flatnonzero(mask)[-1] + 1 if mask.any() else 0 for mask in masks])
-    time = masks @ t_dw + np.concatenate(([0.0], np.cumsum(t_dy)))[depth]
-    gain, place = masks @ importance, [*map(tuple, masks)].index(tuple(int(one) for one in found.mask))
-    scale = np.abs(importance).sum()
-    assert time[place] <= budget * (1 + 1e-12)
-    assert abs(found.importance - gain[place]) <= 1e-12 * scale
-    if resolution is None:
-        shares = time / budget if budget > 0 else np.ceil(time)  # 0.995 of the smallest floats is themselves
-        assert found.importance >= gain[shares <= 1 - ROUNDING_LOSS].max(initial=0.0) - 1e-9 * scale
-
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
