@@ -124,11 +124,11 @@ def train_run(
             more = prepared.budget, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more)
             clocks = log.trainer.history.clocks
-        utils.run_each(
-            lambda: _export_best(settings, model, dataset.held_out or dataset, folder, log.trainer),
-            lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
-            lambda: _report(folder, settings.deadline),
-        )
+        try:
+            _export_best(settings, model, dataset.held_out or dataset, folder, log.trainer)
+        finally:
+            update_summary(folder, wall_seconds=clocks.elapsed())
+            _report(folder, settings.deadline)
 
 
 def _export_seconds(settings: Settings, model: keras.Model) -> float:
@@ -195,11 +195,11 @@ def _finish_again(settings: Settings, folder: Path) -> None:
     """Write results of the finished run in `folder` that may be missing, and print what it came to."""
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
-    utils.run_each(
-        lambda: _export_again(settings, folder, summary.get("wall_seconds")),
-        lambda: print(end=f"{folder} is finished: "),
-        lambda: _report(folder, settings.deadline),
-    )
+    try:
+        _export_again(settings, folder, summary.get("wall_seconds"))
+    finally:
+        print(end=f"{folder} is finished: ")
+        _report(folder, settings.deadline)
 
 
 def _export_again(settings: Settings, folder: Path, seconds: float | None) -> None:

@@ -39,9 +39,8 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
         full_disk()
     assert json.loads(path.read_text()) == {"old": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
-    for run in (utils.run_cli, utils.run_each):
-        with pytest.raises(SystemExit, match="1"):  # it may succeed as it is, once there is room
-            run(full_disk)
+    with pytest.raises(SystemExit, match="1"):  # it may succeed as it is, once there is room
+        utils.run_cli(full_disk)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
@@ -131,21 +130,3 @@ def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
     remove_leftovers(tmp_path, ".photos.tar")
     remove_leftovers(tmp_path / "nowhere", ".photos.tar")
     assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}
-
-
-def test_every_step_runs_and_each_failure_is_one_line_or_a_defect(capsys):
-    done = []
-
-    def fail(why):
-        raise UserError(why)
-
-    with pytest.raises(SystemExit) as stopped:
-        utils.run_each(lambda: fail("no energy"), lambda: done.append(1), lambda: fail("no export"))
-    assert stopped.value.code == 2 and done == [1]
-    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
-        "error: no energy",
-        "error: no export",
-    ]
-    with pytest.raises(ZeroDivisionError):
-        utils.run_each(lambda: 1 / 0, lambda: done.append(2))
-    assert done == [1, 2]

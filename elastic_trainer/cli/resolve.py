@@ -23,8 +23,7 @@ from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.engine.memory import MemoryBudget, Needed
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask, tensor_names
-from elastic_trainer.runs.config import check_images
-from elastic_trainer.runs.reader import is_run
+from elastic_trainer.runs.reader import check_images, is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
 from elastic_trainer.selection.elastic import make_budget
 from elastic_trainer.selection.named import SCHEMES, trainable_mask

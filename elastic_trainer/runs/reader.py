@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,30 @@ def read_settings(folder: Path) -> Settings:
         values = {one.name: config[one.name] for one in fields(Settings)}
         paths = {name: Path(values[name]) for name in ("data_dir", "logdir", "evaluate") if values[name] is not None}
         return Settings(**{**values, **paths})
+
+
+def check_images(folder: Path, now: dict[str, Any]) -> None:
+    """Raise `UserError` if the run to resume in `folder` was started with other images; `now`: `ImageData.record`."""
+    before = read_config(folder)["images"]
+    change = changed_class(now["class_names"], before["class_names"])
+    for kind in ("training", "test", "held_out"):
+        is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
+        if change is None and is_ != was:
+            change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
+    if change is not None:
+        raise UserError(
+            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
+        )
+
+
+def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
+    """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
+    if len(now) == len(before):
+        pairs = enumerate(zip(now, before, strict=True), 1)
+        return next((f"class {number} '{was}', not '{is_}'" for number, (is_, was) in pairs if is_ != was), None)
+    sides = (("missing", before, now), ("new", now, before))
+    found = [f"'{name}' is {what}" for what, some, others in sides for name in some if name not in others]
+    return f"{len(before)} classes, not {len(now)} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
