@@ -143,25 +143,6 @@ def test_a_network_in_its_file_is_evaluated_as_it_was_trained_also_without_its_s
         np.testing.assert_array_equal(found(images), expected(images))
 
 
-def test_weights_of_a_run_start_another_network_whose_head_is_kept_for_its_classes(photos, own_networks, capsys):
-    name = f"{own_networks}:branches"
-    run = train(photos, "--model_name", name, "--save_model")
-    capsys.readouterr()
-    others = [Path(shutil.copytree(photos / part / "ant", photos / part / "dog")) for part in ("train", "test")]
-    train(photos, "--model_name", name, "--weights", run, "--run_name", "wider")
-    printed = capsys.readouterr().out
-    assert "its head is kept for 3 of 4 classes" in printed
-    for folder in others:
-        shutil.rmtree(folder)
-    rename_a_class(photos)
-    for more in (["--model_name", name], []):
-        capsys.readouterr()
-        train(photos, *more, "--weights", run, "--run_name", "second")
-        printed = capsys.readouterr().out
-        kept = "its head is kept for 2 of 3 classes (ant, cat); the head starts new for 'dog'"
-        assert f"--weights {run / 'best.keras'}: {kept}" in printed
-
-
 def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos, trained):
     replace_the_test_photos(photos)
     words = ["--evaluate", str(trained), "--data_dir", str(photos)]
@@ -177,25 +158,6 @@ def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photo
     shutil.rmtree(more)
     rename_a_class(photos)
     check_refused("dog")
-
-
-def test_images_that_a_model_was_trained_on_do_not_test_it(photos, trained, capsys):
-    first = trained
-    shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")
-    words = ["--evaluate", str(first), "--data_dir", str(photos)]
-    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
-    assert "--evaluate" in (line := capsys.readouterr().out) and "trained on 1 of 10 test images" in line
-
-    others = Path(shutil.copytree(photos, photos.with_name("others")))
-    shutil.rmtree(others / "train" / "bee")
-    shutil.move(others / "test" / "bee", others / "train" / "bee")
-    train(others, "--save_model", "--weights", first, "--run_name", "second")
-    printed = capsys.readouterr().out
-    assert "trained on 1 of 7 test images" in printed and "and 6 test images" in printed
-    shutil.rmtree(photos / "test")
-    shutil.copytree(photos / "train", photos / "test")
-    with pytest.raises(UserError, match=r"trained on all 12 test images"):
-        load_to_evaluate(parse_evaluation(["--evaluate", str(photos.parent / "second"), "--data_dir", str(photos)]))
 
 
 def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos, capsys, monkeypatch):

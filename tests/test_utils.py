@@ -16,10 +16,7 @@ from command_line import ROOT
 import utils
 from elastic_trainer.system.errors import UserError, printable
 from elastic_trainer.system.files import (
-    atomic_large_path,
     atomic_path,
-    locked,
-    remove_leftovers,
     write_csv,
     write_json,
     write_text,
@@ -114,19 +111,3 @@ def test_a_command_that_has_just_started_ends_at_ctrl_c_without_a_traceback():
 
 def _takes_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without
-
-
-def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
-    path = tmp_path / "photos.tar"
-    for name in (".1.photos.tar", ".2.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar"):
-        (tmp_path / name).write_bytes(b"" if name.startswith(".4") else b"half")
-    with locked(tmp_path / ".1.photos.tar") as is_ours, atomic_large_path(path) as temporary:
-        temporary.write_bytes(b"all of it")
-        remove_leftovers(tmp_path, ".photos.tar")
-        assert is_ours and temporary.exists() and not (tmp_path / ".2.photos.tar").exists()
-    assert path.read_bytes() == b"all of it"
-    left = {".1.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar", "photos.tar"}
-    assert {entry.name for entry in tmp_path.iterdir()} == left
-    remove_leftovers(tmp_path, ".photos.tar")
-    remove_leftovers(tmp_path / "nowhere", ".photos.tar")
-    assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}
