@@ -3,17 +3,6 @@
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). The one training loop is
 `elastic_trainer.runs.trainer.Trainer`; `train` runs it with what a run folder needs.
 
-    full_training                       every tensor
-    traditional_tl_training             the new head
-    bn_plus_bias_training               normalisation scales and shifts, biases, and the head
-    last_layers_training                the last few layers (paper, Fig 2)
-    elastic_training                    what the Tensor Selector picks within the time budget, again every few epochs
-    elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
-    elastic_training_grad_magnitude
-    elastic_training_random             the same at random, a baseline
-    elastic_training_upper_part         the largest upper part of the network within the time budget
-    prunetrain                          every tensor, of a network that loses channels as it trains
-
 Differences from the paper and its published code: the head is always trained; importance is measured on a fresh batch
 each time, and everything it touches is restored; the budget rests on measured step times, not on a 2:1 rule.
 """

@@ -1,4 +1,4 @@
-"""The training loop, and each scheme of the table in train.py."""
+"""The training loop, and each scheme of `selection.named`."""
 
 import gc
 import weakref
