@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from functools import partial
 
 import keras
 import numpy as np
@@ -21,8 +20,6 @@ from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER
-from elastic_trainer.selection.schemes import Scheme
-from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
@@ -208,21 +205,6 @@ def test_only_an_update_at_a_rate_above_0_is_blamed(optimizer, rate, updates):
     assert ("lower --learning_rate" in str(error)) == (rate > 0 and updates > 0)
 
 
-class AlternatingScheme(Scheme):
-    """A new random selection in every epoch."""
-
-    due = range(0, 10**9, 6)
-
-    def __init__(self, count):
-        self._count = count
-        self._rng = np.random.default_rng(0)
-
-    def select(self, progress, state):
-        mask = self._rng.random(self._count) < 0.5
-        mask[-1] = True
-        return Selection(mask)
-
-
 def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     model = make_small_model()
     graphs: list[weakref.ref] = []
@@ -235,10 +217,8 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
         graphs.append(weakref.ref(self.graph))
 
     monkeypatch.setattr(TrainStep, "__init__", recording)
-    scheme = AlternatingScheme(len(model.trainable_variables))
-    settings = Settings(num_epochs=8)
-    run(tmp_path, partial(train.train, scheme), settings, model)
+    settings = Settings(num_epochs=8, interval=1, rho=0.6, deterministic=True)
+    run(tmp_path, train.elastic_training_random, settings, model, table=make_table(model))
     for _ in range(3):  # TensorFlow's finalizers may need more than one collection
         gc.collect()
-    assert len(graphs) == 8 and alive == [0] * 8
-    assert [graph() for graph in graphs] == [None] * 8
+    assert len(graphs) > 4 and not any(alive) and not any(graph() for graph in graphs)

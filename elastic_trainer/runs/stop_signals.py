@@ -18,6 +18,7 @@ from typing import Any
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import Stopped
 
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPWR")  # not all of them exist everywhere
 
 
@@ -25,8 +26,8 @@ class StopSignals(Listener):
     """In this context these signals only request a stop, which `check` raises; a second signal exits at once.
 
     A thread receives them, because Python's own handlers wait until TensorFlow returns from a step or a compilation.
-    Python allows handlers only in the main thread; in other threads this changes nothing. A signal that the process was
-    started to ignore, as `nohup` does with SIGHUP, stays ignored.
+    Python allows handlers only in the main thread; in other threads this changes nothing. Under `nohup`, which starts a
+    process that ignores SIGHUP, that stays ignored.
     """
 
     NUMBERS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
@@ -55,7 +56,7 @@ class StopSignals(Listener):
             self._restore.callback(writing.close)  # ends the thread
             self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
             for number in self.NUMBERS:
-                if signal.getsignal(number) != signal.SIG_IGN:
+                if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
             threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
         return self
@@ -70,13 +71,14 @@ class StopSignals(Listener):
                 if data[0] not in self.NUMBERS:
                     continue
                 if self.number is None:
-                    if data[0] == getattr(signal, "SIGHUP", None):
+                    if data[0] == SIGHUP:
                         _leave_terminal()
                     self.number, first = data[0], time.monotonic()
                     with contextlib.suppress(OSError):
                         again = "press Ctrl-C" if self.number == signal.SIGINT else "send SIGTERM"
                         print(f"\nstopping after this step; {again} again to quit now", file=sys.stderr)
-                elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
+                # `timeout` and shells send one signal twice; the kernel and shells SIGHUP, at any time.
+                elif data[0] != SIGHUP and time.monotonic() - first > 1:
                     os._exit(128 + data[0])
 
 

@@ -1,12 +1,20 @@
-"""The results of a run: which model is the best, and the three lines at the end of a run."""
+"""The results of a run: its files, which model is the best, and the three lines at its end."""
 
+import json
+
+import keras
 import numpy as np
 import pytest
+from conftest import make_small_data
+from small_runs import rows_of, run
 
+import train
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.runs.history import Clocks, History
+from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
+from elastic_trainer.settings import Settings
 
 
 def history(*accuracies, start=None, saved=None):
@@ -53,3 +61,25 @@ def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_pa
     *_, further = result_lines({**summary, "steps": 0, "elapsed_seconds": 140.2}, tmp_path, 131.0)
     assert further.endswith("no time for a training step: what comes before the first one takes 2m 20s here")
     assert result_lines(summary, tmp_path, 131.0)[1].startswith("time: 2m 38s, 27s more than the 2m 11s allowed (")
+
+
+def test_finished_run_leaves_complete_records(tmp_path):
+    settings = Settings(learning_rate=0.05, num_epochs=3, save_model=True)
+    model, summary = run(tmp_path, train.full_training, settings)
+    assert read_summary(tmp_path) == summary
+    times = {"train_seconds", "validation_seconds", "selection_seconds", "median_step_ms"}
+    results = {"epochs", "best_accuracy", "final_accuracy", "peak_memory_mb", "energy_joules"}
+    assert times | results | {"model_name", "dataset_name", "train_type", "rho", "seed"} <= set(summary)
+    epochs = rows_of(tmp_path / "metrics.csv")
+    assert [int(row["epoch"]) for row in epochs] == [0, 1, 2, 3]  # 0: the model before training
+    assert [int(row["step"]) for row in epochs] == [0, 6, 12, 18]
+    seconds = [float(row["train_seconds"]) for row in epochs]
+    assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(summary["train_seconds"])
+    assert float(epochs[-1]["test_accuracy"]) == summary["final_accuracy"]
+    assert max(float(row["test_accuracy"]) for row in epochs) == summary["best_accuracy"]
+    assert "environment" in json.loads((tmp_path / "config.json").read_text())
+    last = keras.models.load_model(tmp_path / "last.keras")
+    [batch] = make_small_data().importance_batches(0)
+    np.testing.assert_allclose(last(batch.inputs, training=False), model(batch.inputs, training=False), rtol=1e-5)
+    assert (tmp_path / "best.keras").is_file()
+    assert not list(tmp_path.glob(".*"))
