@@ -1,7 +1,7 @@
 """Train one network under one scheme: `python main.py --model_name … --dataset_name … --train_type …`.
 
 It connects the steps of one run: train, `--resume`, `--evaluate`, `--export`. Every flag is a field in
-elastic_trainer/settings/settings.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
+elastic_trainer/settings/__init__.py; docs/flags.md lists them. The results of a run are in logs/<run_name>/.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, is_run, read_summary
+from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
-from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.errors import Stopped, UserError
@@ -45,13 +44,8 @@ def main() -> None:
     if isinstance(settings, Evaluation):
         load_tensorflow()
         evaluate(settings)
-        return
-    if settings.resume and is_finished(settings.folder):
-        with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
-            _finish_again(settings, folder)
-        return
-    load_tensorflow()
-    train_run(settings, start)
+    else:
+        train_run(settings, start)
 
 
 def train_run(
@@ -68,6 +62,12 @@ def train_run(
         rhos: further ones, of an export for a board.
         retimed: see `cli.resolve.resolve`.
     """
+    if settings.resume and is_finished(settings.folder):
+        with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
+            _finish_again(settings, folder)
+        return
+    load_tensorflow()
+
     import data
     import models
     import train
@@ -76,13 +76,10 @@ def train_run(
     from elastic_trainer.datasets.named import check_available, class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
-    from elastic_trainer.runs.config import check_classes
     from elastic_trainer.runs.run_log import RunLog
-    from elastic_trainer.runs.stop_signals import StopSignals
 
     start = time.perf_counter() if start is None else start
     weights = Path(settings.weights)
-    reached: dict[str, float | None] = {"tensorflow": time.perf_counter() - start, "table": None}
     if settings.deterministic:
         import tensorflow as tf
 
@@ -90,8 +87,6 @@ def train_run(
     check_run_folder(settings.logdir, settings.run_name, settings.resume)
     check_available(settings)
     names = class_names(settings)
-    if settings.resume and is_run(settings.folder):
-        check_classes(settings.folder, names)
     settings = replace(settings, num_classes=len(names))
     if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
@@ -102,11 +97,8 @@ def train_run(
         check_saving(model, f"--export {settings.export}" if settings.export else "--save_model", changes_shape=False)
 
     def load(settings: Settings, images_mb: float | None) -> ImageData:
-        is_elastic = SCHEMES[settings.train_type].is_elastic
-        reached["table"] = time.perf_counter() - start if is_elastic else None
         images = data.load(settings, images_mb)
         leave_out_trained(images, weights, "--weights")
-        reached["images"] = time.perf_counter() - start
         return images
 
     prepared = resolve(settings, model, load, retimed)
@@ -121,25 +113,22 @@ def train_run(
         print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
         return
     with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
-        if is_finished(folder):  # another process has finished it in the meantime
-            _finish_again(settings, folder)
-            return
         print(
             f"{settings.train_type} of {settings.model_name} on {dataset.name}: {dataset.counts}, "
             f"{settings.num_classes} classes; run folder {folder}"
         )
         config = {**settings.to_record(), "images": dataset.record()}
-        with RunLog(folder, config, tensor_names(model), reached) as log, StopSignals() as stop:
+        with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
             later = _export_seconds(settings, model)
-            more = prepared.table, stop, time.perf_counter() - start, prepared.memory, later
+            more = prepared.table, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more)
             clocks = log.trainer.history.clocks
-        utils.run_each(
-            lambda: _export_best(settings, model, dataset.held_out or dataset, folder, log.trainer),
-            lambda: update_summary(folder, wall_seconds=clocks.elapsed()),
-            lambda: _report(folder, settings.deadline),
-        )
+        try:
+            _export_best(settings, model, dataset.held_out or dataset, folder, log.trainer)
+        finally:
+            update_summary(folder, wall_seconds=clocks.elapsed())
+            _report(folder, settings.deadline)
 
 
 def _export_seconds(settings: Settings, model: keras.Model) -> float:
@@ -206,11 +195,11 @@ def _finish_again(settings: Settings, folder: Path) -> None:
     """Write results of the finished run in `folder` that may be missing, and print what it came to."""
     summary = read_summary(folder)
     Checkpoints(folder / "checkpoints").clear()
-    utils.run_each(
-        lambda: _export_again(settings, folder, summary.get("wall_seconds")),
-        lambda: print(end=f"{folder} is finished: "),
-        lambda: _report(folder, settings.deadline),
-    )
+    try:
+        _export_again(settings, folder, summary.get("wall_seconds"))
+    finally:
+        print(end=f"{folder} is finished: ")
+        _report(folder, settings.deadline)
 
 
 def _export_again(settings: Settings, folder: Path, seconds: float | None) -> None:

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.runs.reader import latest_importance
 from elastic_trainer.settings import ProfileSettings, Settings
 from elastic_trainer.system.errors import figure_text
 from elastic_trainer.system.files import save_figure, writing
@@ -99,26 +98,17 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     yield f"smallest feasible rho (the head alone): {smallest:.3f}; from cached features, once made: {cached:.3f}"
 
 
-def _plan(table: TimingTable, model: keras.Model, logdir: Path) -> Iterable[str]:
-    """What elastic training would select on the board, by the importance of the newest run if there is one."""
-    import numpy as np
-
-    from elastic_trainer.networks.tensors import head_mask, tensor_names
-    from elastic_trainer.selection.plan import plan_lines
-
-    importance, source = latest_importance(logdir, tensor_names(model)) or (np.ones(len(table.names)), None)
-    yield f"selections with {f'the importance in {source}' if source else 'equal importance of all tensors'}:"
-    yield from plan_lines(table, head_mask(model), importance)
-
-
 def main() -> None:
     """Run the command line. Raises `UserError` for what the user can fix."""
     settings, profiling = parse_profiler()
     load_tensorflow()
 
+    import numpy as np
+
     import models
     from elastic_trainer.datasets.named import class_names
     from elastic_trainer.networks.tensors import head_mask
+    from elastic_trainer.selection.plan import plan_lines
 
     path = profiling.from_trace
     trace = read_trace(path) if path else None
@@ -135,7 +125,8 @@ def main() -> None:
         print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))
     if trace:
-        print("\n".join(_plan(table, model, settings.logdir)))
+        print("selections with equal importance of all tensors:")
+        print("\n".join(plan_lines(table, head_mask(model), np.ones(len(table.names)))))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
 
 

@@ -3,17 +3,6 @@
 A scheme decides what trains (`elastic_trainer.selection.schemes.Scheme`). The one training loop is
 `elastic_trainer.runs.trainer.Trainer`; `train` runs it with what a run folder needs.
 
-    full_training                       every tensor
-    traditional_tl_training             the new head
-    bn_plus_bias_training               normalisation scales and shifts, biases, and the head
-    last_layers_training                the last few layers (paper, Fig 2)
-    elastic_training                    what the Tensor Selector picks within the time budget, again every few epochs
-    elastic_training_weight_magnitude   the same by other importances (paper, Fig 20)
-    elastic_training_grad_magnitude
-    elastic_training_random             the same at random, a baseline
-    elastic_training_upper_part         the largest upper part of the network within the time budget
-    prunetrain                          every tensor, of a network that loses channels as it trains
-
 Differences from the paper and its published code: the head is always trained; importance is measured on a fresh batch
 each time, and everything it touches is restored; the budget rests on measured step times, not on a 2:1 rule.
 """
@@ -21,7 +10,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 from __future__ import annotations
 
 import shlex
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -52,7 +41,6 @@ def train(
     settings: Settings,
     run: RunLog,
     table: TimingTable | None = None,
-    stop: StopSignals | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
     later: float = 0.0,
@@ -65,7 +53,6 @@ def train(
         data, settings, memory: see `Trainer`.
         run: of the run; it has started.
         table: timing table of the network, of an elastic scheme.
-        stop: reports stop requests; by default SIGINT and SIGTERM are handled while this runs.
         elapsed: seconds of a deadline that the program took before.
 
     Returns:
@@ -80,7 +67,7 @@ def train(
         scheme = train_type
     else:
         scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, table))
-    with nullcontext(stop) if stop is not None else StopSignals() as signals, ExitStack() as stack:
+    with StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
         checkpointer, bar = Checkpointer(run), ProgressBar()
         listeners = [run.events, run, bar, signals, checkpointer]

@@ -15,16 +15,21 @@ from typing import NoReturn
 
 from elastic_trainer.system.errors import Stopped, UserError
 
-# One of the commands has just started: until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
-if Path(sys.argv[0]).absolute().parent == Path(__file__).parent and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if Path(sys.argv[0]).absolute().parent == Path(__file__).parent:  # one of the commands has just started
+    # File names and words of the command line are UTF-8, also where the locale says ASCII.
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, sys.orig_argv)
+    # Until `run_cli`, which handles it, Ctrl-C ends it without a traceback.
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 FULL_DISK = errno.ENOSPC, errno.EDQUOT
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`. Exit with `_status` after an error that `_report` prints."""
+    """Run a command line's `main`. Errors that the user can fix are a line on stderr; then exit with `_status`."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -37,30 +42,12 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        if not _report(error):
+        message = _message(error)
+        if message is None:
             raise
+        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
         sys.exit(_status(error))
     sys.exit(0)
-
-
-def run_each(*steps: Callable[[], object]) -> None:
-    """Run all `steps`, also after one that fails. Report failures like `run_cli`, and exit with their highest status.
-
-    Raises:
-        Exception: the last error that `_report` does not print, after all steps.
-    """
-    status, defect = 0, None
-    for step in steps:
-        try:
-            step()
-        except Exception as error:
-            status = max(status, _status(error))
-            if not _report(error):
-                defect = error
-    if defect is not None:
-        raise defect
-    if status:
-        sys.exit(status)
 
 
 def _status(error: Exception) -> int:
@@ -68,18 +55,6 @@ def _status(error: Exception) -> int:
     cause = error.__cause__  # TensorFlow's file of events raises the second
     is_full = getattr(cause, "errno", None) in FULL_DISK or type(cause).__name__ == "ResourceExhaustedError"
     return 1 if is_full else 2
-
-
-def _report(error: Exception) -> bool:
-    """Print an error that the user can fix as one line on stderr.
-
-    Returns:
-        Whether `error` is one of these.
-    """
-    message = _message(error)
-    if message is not None:
-        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
-    return message is not None
 
 
 def _message(error: Exception) -> str | None:

@@ -11,28 +11,15 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
-    from elastic_trainer.datasets.array_data import ArrayData
-    from elastic_trainer.engine.feature_sums import FeatureSums
-    from elastic_trainer.keras_callback import ElasticTraining
-    from elastic_trainer.networks.batch_norm import freeze_batch_norm
-    from elastic_trainer.runs.checkpoint import State
-    from elastic_trainer.runs.trainer import Trainer
-    from elastic_trainer.settings import Settings
-    from elastic_trainer.system.errors import UserError
-    from elastic_trainer.timing.profiling import profile
-
-__all__ = [
-    "ArrayData",
-    "ElasticTraining",
-    "FeatureSums",
-    "Settings",
-    "State",
-    "Trainer",
-    "UserError",
-    "__version__",
-    "freeze_batch_norm",
-    "profile",
-]
+    from elastic_trainer.datasets.array_data import ArrayData as ArrayData
+    from elastic_trainer.engine.feature_sums import FeatureSums as FeatureSums
+    from elastic_trainer.keras_callback import ElasticTraining as ElasticTraining
+    from elastic_trainer.networks.batch_norm import freeze_batch_norm as freeze_batch_norm
+    from elastic_trainer.runs.checkpoint import State as State
+    from elastic_trainer.runs.trainer import Trainer as Trainer
+    from elastic_trainer.settings import Settings as Settings
+    from elastic_trainer.system.errors import UserError as UserError
+    from elastic_trainer.timing.profiling import profile as profile
 
 # Public name -> the module that has it.
 _MODULES = {
@@ -47,6 +34,7 @@ _MODULES = {
     "profile": "elastic_trainer.timing.profiling",
 }
 
+__all__ = [*_MODULES, "__version__"]  # noqa: PLE0604
 _KERAS = ("ElasticTraining", "Trainer", "freeze_batch_norm", "profile")  # need it with TensorFlow
 
 try:

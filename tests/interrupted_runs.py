@@ -64,7 +64,9 @@ def run(folder, data, elastic=False, t_dy_ms=1.0, every=1, **changes):
         save = log.checkpoints.save
         log.checkpoints.save = lambda step, state: step % every or save(step, state)  # type: ignore[method-assign]
         if elastic:
-            summary = train.elastic_training(model, data, settings, log, make_table(model, t_dy_ms))
+            t_fw_ms = 0.0 if settings.feature_cache == "off" else 2.0
+            table = make_table(model, t_dy_ms, t_fw_ms=t_fw_ms)
+            summary = train.elastic_training(model, data, settings, log, table)
         else:
             summary = train.full_training(model, data, settings, log)
     return [variable.numpy() for variable in model.variables], summary

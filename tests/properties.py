@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import itertools
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -139,36 +138,3 @@ DAMAGES = st.builds(
     st.integers(0, 7),
     st.binary(min_size=1, max_size=8),
 )
-
-
-@dataclass(frozen=True)
-class FieldChange:
-    """A change of a JSON value: one field, at any depth, is replaced or removed."""
-
-    choices: list[int]
-    value: Any
-    removes: bool
-
-    def __call__(self, record: Any) -> Any:
-        record = json.loads(json.dumps(record))
-        here, parents = record, []
-        for choice in self.choices:
-            keys = [*here] if isinstance(here, dict) else [*range(len(here))] if isinstance(here, list) else []
-            if not keys:
-                break
-            parents.append((here, keys[choice % len(keys)]))
-            here = here[parents[-1][1]]
-        parent, key = parents[self.choices[0] % len(parents)]
-        if self.removes:
-            del parent[key]
-        else:
-            parent[key] = self.value
-        return record
-
-
-_JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.integers(), st.floats(), st.text(max_size=4)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=2)),
-    max_leaves=4,
-)
-FIELD_CHANGES = st.builds(FieldChange, st.lists(st.integers(0, 10**6), min_size=6, max_size=6), _JSON, st.booleans())

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import io
-import json
 import math
-import zipfile
 from pathlib import Path
 
 import keras
@@ -14,7 +11,7 @@ import numpy as np
 from conftest import make_small_model
 from hypothesis import strategies as st
 from PIL import Image
-from properties import DAMAGES, FIELD_CHANGES, Damage, FieldChange, fresh, one_line, property_of, workplace
+from properties import DAMAGES, Damage, fresh, one_line, property_of, workplace
 from small_images import encoded
 from small_networks import as_if_trained, values
 
@@ -31,7 +28,7 @@ TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
 
 @functools.cache
 def checkpoint_files() -> dict[str, bytes]:
-    checkpoints = Checkpoints(workplace() / "checkpoints", "id")
+    checkpoints = Checkpoints(workplace() / "checkpoints")
     for step in (1, 2):
         arrays = {"model/a": np.arange(7.0) + step, "optimizer/b/c": np.full((2, 3), step, np.float32)}
         checkpoints.save(step, State(arrays, {"history": {"step": step}}))
@@ -51,7 +48,7 @@ def a_damaged_checkpoint_is_skipped_and_nothing_saved_is_lost(step: int, damage:
         (folder / each).write_bytes(content)
     found = None
     with one_line():
-        found = Checkpoints(folder, "id").latest()
+        found = Checkpoints(folder).latest()
         assert found is not None
     assert found is not None, "the other one is intact"
     state = found.record["history"]["step"]
@@ -103,18 +100,6 @@ def load_saved_model(content: bytes) -> None:
 @property_of(DAMAGES)
 def a_damaged_model_is_refused_or_finite(damage: Damage) -> None:
     load_saved_model(damage(model_files()[1]["my.keras"]))
-
-
-@property_of(FIELD_CHANGES)
-def a_model_with_another_config_is_refused_or_finite(change: FieldChange) -> None:
-    changed = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(model_files()[1]["my.keras"])) as source, zipfile.ZipFile(changed, "w") as target:
-        for name in source.namelist():
-            content = source.read(name)
-            if name == "config.json":
-                content = json.dumps(change(json.loads(content))).encode()
-            target.writestr(name, content)
-    load_saved_model(changed.getvalue())
 
 
 # --- traces and images ------------------------------------------------------------------------------------------------

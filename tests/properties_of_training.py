@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
-import itertools
-import shutil
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
-from conftest import BATCH, make_small_data, make_table
+from conftest import BATCH, make_table
 from hypothesis import strategies as st
-from interrupted_runs import EPOCHS, STEPS, InterruptingData, PowerCut, run
-from properties import fresh, property_of
+from properties import property_of
 from small_networks import as_if_trained, some_images, values
-from small_runs import rows_of
 
 from elastic_trainer import ElasticTraining
 from elastic_trainer.engine.prefix import split_step
@@ -32,39 +22,7 @@ from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.select import select_tensors, select_upper_part
-from elastic_trainer.system import files
-from elastic_trainer.system.errors import Stopped, UserError
 from elastic_trainer.timing.estimate import estimated_table
-from selection_solver_DP import ROUNDING_LOSS, solve
-
-# --- the solver -------------------------------------------------------------------------------------------------------
-
-_TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0, 1e3), st.floats(0, 1e-300), st.just(0.0))
-_GAIN = st.one_of(st.integers(-3, 5).map(float), st.floats(-1e3, 1e3), st.floats(0, 1e-300))
-
-
-@property_of(
-    st.lists(st.tuples(_TIME, _TIME, _GAIN), min_size=1, max_size=9),
-    st.one_of(st.floats(0, 1.1), st.just(1.0)),
-    st.sampled_from([None, 1, 7, 1000]),
-)
-def a_selection_keeps_the_budget_and_is_the_best(
-    tensors: list[tuple[float, float, float]], share: float, resolution: int | None
-) -> None:
-    t_dy, t_dw, importance = np.array(tensors).T
-    budget = share * float(t_dy.sum() + t_dw.sum())
-    found = solve(t_dy, t_dw, importance, budget, resolution)
-    masks = np.array([*itertools.product((0, 1), repeat=len(tensors))])
-    depth = np.array([np.flatnonzero(mask)[-1] + 1 if mask.any() else 0 for mask in masks])
-    time = masks @ t_dw + np.concatenate(([0.0], np.cumsum(t_dy)))[depth]
-    gain, place = masks @ importance, [*map(tuple, masks)].index(tuple(int(one) for one in found.mask))
-    scale = np.abs(importance).sum()
-    assert time[place] <= budget * (1 + 1e-12)
-    assert abs(found.importance - gain[place]) <= 1e-12 * scale
-    if resolution is None:
-        shares = time / budget if budget > 0 else np.ceil(time)  # 0.995 of the smallest floats is themselves
-        assert found.importance >= gain[shares <= 1 - ROUNDING_LOSS].max(initial=0.0) - 1e-9 * scale
-
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
@@ -231,84 +189,3 @@ def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execut
 
 
 # --- runs through faults ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to a run: a power cut before a step or in a validation, a signal, a full disk, another time."""
-
-    kind: str
-    step: int  # of a full disk: how many files are written before it
-    hours: float
-
-    @contextlib.contextmanager
-    def happening(self, clock: list[float]) -> Iterator[Any]:
-        """The data of a run that this happens to; `clock` is how far the time of day is off, in seconds."""
-        if self.kind == "disk":
-            written = itertools.count()
-
-            def sync(path: Any) -> None:
-                if next(written) == self.step:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-
-            with mock.patch.object(files, "sync", sync):
-                yield make_small_data()
-        elif self.kind in ("clock", "SIGINT", "SIGTERM"):
-            yield _FaultyData(self, clock)
-        else:
-            yield InterruptingData(self.step, in_validation=self.kind == "validation")
-
-
-class _FaultyData(InterruptingData):
-    """A signal comes before a step, or the clock jumps and the power is cut two steps later."""
-
-    def __init__(self, fault: Fault, clock: list[float]) -> None:
-        super().__init__(fault.step + 2 if fault.kind == "clock" else None)
-        self._fault, self._clock = fault, clock
-
-    def train(self, epoch: int, skip: int = 0, count: int | None = None) -> Iterator[Any]:
-        for batch in super().train(epoch, skip, count):
-            if self._step == self._fault.step + 1:
-                if self._fault.kind == "clock":
-                    self._clock[0] += 3600 * self._fault.hours
-                else:
-                    signal.raise_signal(signal.Signals[self._fault.kind])
-            yield batch
-
-
-FAULTS = st.lists(
-    st.builds(
-        Fault,
-        st.sampled_from(["cut", "validation", "disk", "clock", "SIGINT", "SIGTERM"]),
-        st.integers(0, EPOCHS * STEPS),
-        st.floats(-48, 48),
-    ),
-    min_size=1,
-    max_size=3,
-)
-_unbroken: dict[bool, Any] = {}
-
-
-@property_of(FAULTS, st.booleans(), st.sampled_from([1, 4]), is_slow=True)
-def a_run_ends_as_without_power_cuts_signals_full_disks_and_jumps_of_the_clock(
-    faults: list[Fault], elastic: bool, every: int
-) -> None:
-    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with quiet[0], quiet[1]:
-        if elastic not in _unbroken:
-            _unbroken[elastic] = run(fresh("unbroken"), make_small_data(), elastic=elastic)
-        expected, summary = _unbroken[elastic]
-        folder, clock, now = fresh("run"), [0.0], time.time
-        with mock.patch.object(time, "time", lambda: now() + clock[0]):
-            for fault in faults:
-                with fault.happening(clock) as data, contextlib.suppress(PowerCut, Stopped, UserError):
-                    run(folder, data, elastic=elastic, every=every)
-            found, ended = run(folder, make_small_data(), elastic=elastic, every=every)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    same = ("steps", "epochs", "best_accuracy", "final_accuracy")
-    assert {name: ended[name] for name in same} == {name: summary[name] for name in same}
-    assert [row["epoch"] for row in rows_of(folder / "metrics.csv")] == [str(k) for k in range(1, EPOCHS + 1)]
-    assert ended["train_seconds"] > 0 and all(start <= end for start, end in ended["training_spans"])
-    assert not [path for path in folder.rglob("*") if files.is_temporary(path)]
-    shutil.rmtree(folder)

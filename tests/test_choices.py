@@ -8,7 +8,6 @@ import numpy as np
 import plotting
 import pytest
 from conftest import CLASSES, SIZE, make_small_data, make_small_model, make_table
-from interrupted_runs import InterruptingData, PowerCut
 from small_networks import values
 from small_runs import rows_of, run
 
@@ -117,22 +116,6 @@ def test_a_selector_from_outside_is_recorded_by_name_and_continues_only_where_it
         parse_training(["--resume", str(tmp_path / "mine")])
 
 
-def test_an_interrupted_run_continues_with_a_selector_from_outside(tmp_path):
-    add_counted()
-    settings = Settings(learning_rate=0.05, num_epochs=2, interval=1, rho=0.6, deterministic=True, checkpoint_minutes=0)
-
-    def start(data):
-        model = make_small_model()
-        with RunLog(tmp_path, {"seed": 0}, tensor_names(model)) as log:
-            train.train("elastic_training_counted", model, data, settings, log, make_table(model))
-
-    with pytest.raises(PowerCut):
-        start(InterruptingData(3))
-    assert len(SELECTED) == 1
-    start(make_small_data())
-    assert len(SELECTED) == 2, "the selection of the second epoch"
-
-
 def test_a_data_set_from_outside_is_parsed_read_and_trained_on(tmp_path):
     def read(settings):
         def images():
@@ -170,11 +153,6 @@ def test_a_scheme_that_is_not_known_is_one_line_that_names_the_flag_and_the_know
         parse_training(["--train_type", "elastic"])
 
 
-def test_training_with_an_optimizer_that_only_settings_know_is_refused(tmp_path):
-    with pytest.raises(UserError, match="--optimizer: 'lion' is not one of sgd, adam"):
-        run(tmp_path, train.full_training, Settings(optimizer="lion", max_steps=1))
-
-
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
@@ -191,18 +169,6 @@ def test_a_field_of_a_dataclass_is_the_flag():
     assert "an amount of x (default: 0.5)" in parser.format_help()
     with pytest.raises(UserError, match=r"--amount: .* not '2'"):
         parser.parse_args(["--amount", "2"])
-
-
-def test_flags_reach_their_fields_and_the_record_of_the_run():
-    words = (
-        "--model_name mobilenetv2 --alpha 0.5 --seed 3 --augment none --deterministic --memory 900M --plan --rho 0.3"
-    )
-    settings, default = parse_training([*words.split(), "--export", "train_tflite"]), parse_training([])
-    wanted = {"seed": 3, "alpha": 0.5, "augment": "none", "deterministic": True, "memory": 900.0, "plan": True}
-    wanted |= {"rho": 0.3, "export": "train_tflite"}
-    assert {name: getattr(settings, name) for name in wanted} == wanted
-    assert {name: settings.to_record()[name] for name in wanted} == wanted
-    assert all(settings.to_record()[name] != default.to_record()[name] for name in wanted)
 
 
 def test_presets_are_complete_and_every_flag_is_in_help():

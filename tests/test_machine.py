@@ -1,11 +1,11 @@
 """Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
 
-import gc
 import json
 import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from command_line import ROOT
@@ -15,7 +15,6 @@ from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import (
     _commit,
     available_memory_mb,
-    frozen_gc,
     gpu_peak_memory_mb,
     stolen_seconds,
 )
@@ -145,17 +144,6 @@ def test_an_installed_package_does_not_report_the_commit_of_the_project_around_i
     assert [_commit(file) for file in (*files, tmp_path.parent / "none.py")] == [commit, None, None]
 
 
-def test_collections_are_quick_within_blocks_and_their_inner_blocks():
-    before = gc.get_freeze_count()
-    with frozen_gc():
-        frozen = gc.get_freeze_count()
-        later = [list[int]() for _ in range(100)]
-        with frozen_gc():
-            assert gc.get_freeze_count() == frozen > before, f"{len(later)} later objects are not frozen"
-        assert gc.get_freeze_count() == frozen, "the inner block ends nothing"
-    assert gc.get_freeze_count() == 0
-
-
 def test_a_name_that_needs_tensorflow_is_refused_where_keras_computes_in_another_backend(monkeypatch):
     monkeypatch.setattr("keras.config.backend", lambda: "torch")
     with pytest.raises(UserError, match=r"Keras computes in torch, and .* needs TensorFlow: set KERAS_BACKEND=tensorf"):
@@ -191,3 +179,12 @@ def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(
     else:
         assert done.stdout.split() == ["tensorflow", "float32", "channels_last"]
         assert done.stderr == said
+
+
+def test_a_callback_where_the_user_has_no_home_folder_gets_a_temporary_one_in_one_line(monkeypatch, capsys):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    vars(elastic_trainer)["__getattr__"]("ElasticTraining")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"no home folder: downloads and caches go to {Path.home()}; ") and Path.home().is_dir()
+    Path.home().rmdir()

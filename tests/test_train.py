@@ -1,8 +1,7 @@
-"""The training loop, and each scheme of the table in train.py."""
+"""The training loop, and each scheme of `selection.named`."""
 
 import gc
 import weakref
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,8 +16,6 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.runs.summary import result_lines
 from elastic_trainer.selection.budget import MAX_CARRY_OVER
-from elastic_trainer.selection.schemes import Scheme
-from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
@@ -115,15 +112,22 @@ def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
         assert table.predict_ms(mask) <= (0.6 + MAX_CARRY_OVER) * table.full_step_ms < table.predict_ms(deeper) + 2
 
 
-@pytest.mark.parametrize(("guessing", "lines"), [(0.5, 1), (9.0, 0)])
+@pytest.mark.parametrize(
+    ("guessing", "rate", "advice"),
+    [
+        (0.5, 1e-6, "it does not change, so --learning_rate may be too low or too high"),
+        (0.5, 100.0, "it has diverged: lower --learning_rate"),
+        (9.0, 1e-6, None),
+    ],
+)
 def test_training_loss_above_that_of_guessing_is_reported_once_with_advice(
-    guessing, lines, tmp_path, capsys, monkeypatch
+    guessing, rate, advice, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(ImageData, "guessing_loss", guessing)
-    run(tmp_path, train.traditional_tl_training, Settings(learning_rate=1e-6, num_epochs=3))
+    run(tmp_path, train.traditional_tl_training, Settings(learning_rate=rate, num_epochs=3))
     found = [line for line in capsys.readouterr().out.splitlines() if "class frequencies alone" in line]
-    assert len(found) == lines
-    assert all("give 0.50; it does not change, so --learning_rate may be too low or too high" in line for line in found)
+    assert len(found) == (advice is not None)
+    assert all(f"give 0.50; {advice}" in line for line in found)
 
 
 def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeypatch):
@@ -144,10 +148,9 @@ def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeyp
         ("1", "6", "0.5", False),
         ("2", "12", "0.4", False),
     ]
-    for tag, steps in (("test/accuracy", (0, 6, 12)), ("over_training_seconds/test_accuracy", None)):
-        points = curve(tmp_path, tag)
-        assert [value for _, value in points] == pytest.approx([0.9, 0.5, 0.4]) and points[0][0] == 0
-        assert steps is None or [step for step, _ in points] == [*steps]
+    points = curve(tmp_path, "test/accuracy")
+    assert [value for _, value in points] == pytest.approx([0.9, 0.5, 0.4])
+    assert [step for step, _ in points] == [0, 6, 12]
 
 
 def test_half_precision_trains_only_the_selected_float32_weights(half_precision, small_data, tmp_path):
@@ -178,21 +181,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_what_may_be_the_cause(tmp_p
         run(tmp_path, train.full_training, Settings(learning_rate=1e-3), model)
 
 
-class AlternatingScheme(Scheme):
-    """A new random selection in every epoch."""
-
-    due = range(0, 10**9, 6)
-
-    def __init__(self, count):
-        self._count = count
-        self._rng = np.random.default_rng(0)
-
-    def select(self, progress, state):
-        mask = self._rng.random(self._count) < 0.5
-        mask[-1] = True
-        return Selection(mask)
-
-
 def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     model = make_small_model()
     graphs: list[weakref.ref] = []
@@ -205,10 +193,8 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
         graphs.append(weakref.ref(self.graph))
 
     monkeypatch.setattr(TrainStep, "__init__", recording)
-    scheme = AlternatingScheme(len(model.trainable_variables))
-    settings = Settings(num_epochs=8)
-    run(tmp_path, partial(train.train, scheme), settings, model)
+    settings = Settings(num_epochs=8, interval=1, rho=0.6, deterministic=True)
+    run(tmp_path, train.elastic_training_random, settings, model, table=make_table(model))
     for _ in range(3):  # TensorFlow's finalizers may need more than one collection
         gc.collect()
-    assert len(graphs) == 8 and alive == [0] * 8
-    assert [graph() for graph in graphs] == [None] * 8
+    assert len(graphs) > 4 and not any(alive) and not any(graph() for graph in graphs)

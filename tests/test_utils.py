@@ -16,10 +16,7 @@ from command_line import ROOT
 import utils
 from elastic_trainer.system.errors import UserError, printable
 from elastic_trainer.system.files import (
-    atomic_large_path,
     atomic_path,
-    locked,
-    remove_leftovers,
     write_csv,
     write_json,
     write_text,
@@ -39,9 +36,8 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
         full_disk()
     assert json.loads(path.read_text()) == {"old": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
-    for run in (utils.run_cli, utils.run_each):
-        with pytest.raises(SystemExit, match="1"):  # it may succeed as it is, once there is room
-            run(full_disk)
+    with pytest.raises(SystemExit, match="1"):  # it may succeed as it is, once there is room
+        utils.run_cli(full_disk)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "tensorflow", "python"])
@@ -115,37 +111,3 @@ def test_a_command_that_has_just_started_ends_at_ctrl_c_without_a_traceback():
 
 def _takes_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without
-
-
-def test_leftovers_are_removed_unless_they_are_locked_or_empty(tmp_path):
-    path = tmp_path / "photos.tar"
-    for name in (".1.photos.tar", ".2.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar"):
-        (tmp_path / name).write_bytes(b"" if name.startswith(".4") else b"half")
-    with locked(tmp_path / ".1.photos.tar") as is_ours, atomic_large_path(path) as temporary:
-        temporary.write_bytes(b"all of it")
-        remove_leftovers(tmp_path, ".photos.tar")
-        assert is_ours and temporary.exists() and not (tmp_path / ".2.photos.tar").exists()
-    assert path.read_bytes() == b"all of it"
-    left = {".1.photos.tar", ".3.other.tar", ".4.photos.tar", ".photos.tar", "photos.tar"}
-    assert {entry.name for entry in tmp_path.iterdir()} == left
-    remove_leftovers(tmp_path, ".photos.tar")
-    remove_leftovers(tmp_path / "nowhere", ".photos.tar")
-    assert {entry.name for entry in tmp_path.iterdir()} == left - {".1.photos.tar"}
-
-
-def test_every_step_runs_and_each_failure_is_one_line_or_a_defect(capsys):
-    done = []
-
-    def fail(why):
-        raise UserError(why)
-
-    with pytest.raises(SystemExit) as stopped:
-        utils.run_each(lambda: fail("no energy"), lambda: done.append(1), lambda: fail("no export"))
-    assert stopped.value.code == 2 and done == [1]
-    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
-        "error: no energy",
-        "error: no export",
-    ]
-    with pytest.raises(ZeroDivisionError):
-        utils.run_each(lambda: 1 / 0, lambda: done.append(2))
-    assert done == [1, 2]

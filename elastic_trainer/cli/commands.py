@@ -43,7 +43,6 @@ NAMES: dict[str, Collection[str]] = {  # that flags take
     "export": EXPORTERS,
 }
 DEADLINE_EPOCHS = 1000  # at most, of a run that its deadline ends
-HEAD_ALONE: dict[str, Any] = {"train_type": "closed_form_head", "num_epochs": 1, "max_steps": 1}  # it takes one step
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
 EPILOG = "The defaults are those of the preset paper. docs/flags.md explains more."
@@ -74,9 +73,7 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 
     Raises `UserError` for wrong flags.
     """
-    given = main_parser().given(sys.argv[1:] if words is None else words)
-    if given.pop("save_txt"):
-        print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
+    given = _given(sys.argv[1:] if words is None else words)
     if "evaluate" in given:
         return _evaluation(given)
     settings = _training(given)
@@ -87,16 +84,19 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 
 def parse_training(words: Sequence[str]) -> Settings:
     """A command line of main.py that trains: a new run, or one to resume. Raises `UserError` for wrong flags."""
-    given = main_parser().given(words)
-    del given["save_txt"]
-    return _training(given)
+    return _training(_given(words))
 
 
 def parse_evaluation(words: Sequence[str]) -> Evaluation:
     """A command line of main.py with `--evaluate`. Raises `UserError` for flags that cannot be combined with it."""
+    return _evaluation(_given(words))
+
+
+def _given(words: Sequence[str]) -> dict[str, Any]:
     given = main_parser().given(words)
-    del given["save_txt"]
-    return _evaluation(given)
+    if given.pop("save_txt"):
+        print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
+    return given
 
 
 def _training(given: Mapping[str, Any]) -> Settings:
@@ -167,8 +167,6 @@ def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
     changed: dict[str, Any] = {"save_model": _saves_model(given, settings)}
     if settings.deterministic:
         changed["validation_share"] = 1.0  # else the clock decides
-    if settings.train_type == HEAD_ALONE["train_type"]:
-        changed |= HEAD_ALONE
     if not SCHEMES[settings.train_type].is_elastic:
         changed["rho"] = None
     return replace(settings, **changed)
@@ -216,7 +214,7 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
         was = getattr(settings, name)
         if MAIN_FLAGS[name].is_free:
             free[name] = value
-        elif value != was and not _has_replaced(name, settings):
+        elif value != was and not (name == "rho" and not is_elastic(settings)):  # it has no budget
             started = "without it" if was is None else f"with {was}"
             raise UserError(
                 f"--{name} {value}: the run in {folder} was started {started}; leave it out, or give another --run_name"
@@ -227,13 +225,6 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
     settings = replace(settings, **{**free, "resume": True, "logdir": place.parent, "run_name": place.name})
     check(free, settings)
     return replace(settings, save_model=_saves_model(given, settings))
-
-
-def _has_replaced(name: str, settings: Settings) -> bool:
-    """Whether a run replaced what was given: it fits the head alone, or has no budget."""
-    if settings.train_type == HEAD_ALONE["train_type"] and name in HEAD_ALONE:
-        return name != "train_type"
-    return name == "rho" and not is_elastic(settings)
 
 
 def _evaluation(given: Mapping[str, Any]) -> Evaluation:

@@ -22,8 +22,7 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.engine.memory import MemoryBudget, Needed
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.runs.config import check_images
-from elastic_trainer.runs.reader import is_run
+from elastic_trainer.runs.reader import check_images, is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan

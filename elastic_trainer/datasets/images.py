@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.system.files import atomic_large_path, read_record, remove_leftovers, trusting, write_record
+from elastic_trainer.system.files import atomic_path, read_record, trusting, write_record
 from elastic_trainer.system.machine import available_memory_mb
 
 if TYPE_CHECKING:
@@ -83,8 +83,6 @@ def read(
     """
     count = sum(part.count for part in parts)
     needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb() if memory_mb is None else memory_mb
-    if folder is not None:
-        remove_leftovers(folder, ".pixels")
     if folder is None or needed_mb <= memory_mb:
         images = np.empty((count, size, size, 3), np.uint8)
         rows = iter(images)
@@ -100,7 +98,7 @@ def read(
             f"in memory; writing them to {pixels}"
         )
         # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
-        with atomic_large_path(pixels) as temporary, temporary.open("wb") as file:
+        with atomic_path(pixels) as temporary, temporary.open("wb") as file:
             examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
         write_record(record, {"examples": examples})
     shape = (_intact(examples), size, size, 3)

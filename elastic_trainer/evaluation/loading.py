@@ -13,7 +13,7 @@ from elastic_trainer.datasets.named import DATASETS, find_to_test
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
-from elastic_trainer.runs.config import changed_class
+from elastic_trainer.runs.reader import changed_class
 from elastic_trainer.settings import PRESETS, Evaluation
 from elastic_trainer.system.errors import UserError, first_line
 

@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.files import atomic_path, check_unpacked, writing
 
-VERSION = 7  # of the contents of the state
+VERSION = 8  # of the contents of the state
 _STATE = "state"
 
 
@@ -34,10 +34,10 @@ class State(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, which need not exist yet; with `run_id`, those of another run are refused."""
+    """The checkpoints in `folder`, which need not exist yet."""
 
-    def __init__(self, folder: Path, run_id: str | None = None) -> None:
-        self.folder, self._run_id = folder, run_id
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._last: Path | None = None  # saved or loaded last, so it is intact
 
     def save(self, step: int, state: State) -> None:
@@ -45,8 +45,8 @@ class Checkpoints:
 
         If the disk is full or cannot be written to, the older ones remain.
         """
-        about = {"version": VERSION, "run_id": self._run_id, "arrays": len(state.arrays)}
-        text = json.dumps({**about, **state.record}, separators=(",", ":")).encode()
+        record = {"version": VERSION, "arrays": len(state.arrays), **state.record}
+        text = json.dumps(record, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
         with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
             for name, array in {_STATE: np.frombuffer(text, np.uint8), **state.arrays}.items():
@@ -62,7 +62,7 @@ class Checkpoints:
         """The newest checkpoint that is intact, or None if there are none. Damaged ones are skipped, with a message.
 
         Raises:
-            UserError: all are damaged, one cannot be read, or one has another version or is of another run.
+            UserError: all are damaged, one cannot be read, or one has another version.
         """
         paths = self._paths()
         for path in paths:
@@ -75,8 +75,6 @@ class Checkpoints:
                 continue
             if state.record.get("version") != VERSION:
                 raise UserError(f"{path}: written by another version of this program; {START_AGAIN}")
-            if self._run_id is not None and state.record["run_id"] != self._run_id:
-                raise UserError(f"--resume: {path} is a checkpoint of another run; remove it from this folder")
             self._last = path
             return state
         if paths:

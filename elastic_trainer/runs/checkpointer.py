@@ -33,10 +33,6 @@ class Checkpointer(Listener):
                 print(f"--resume: {self._run.folder} has no checkpoint yet; the run starts again{again}")
             return
         trainer.load(state)
-        saved = trainer.history.saved_score
-        scores = [trainer.task.score.of(row, "test_") for row in trainer.history.validated]
-        if trainer.settings.save_model and scores and (saved is None or saved < max(scores)):
-            print("--save_model: the best epoch so far was not saved; best.keras will be the best of the later ones")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Save the model that training starts from, so that there is one, and best.keras is never a worse one.
@@ -84,7 +80,7 @@ class Checkpointer(Listener):
         """Save a checkpoint now. Raises `UserError` if a weight is not finite: the last good checkpoint must stay."""
         history = self.trainer.history
         with history.clocks.paused("training"):
-            self._run.events.flush()
+            self._run.events.end_point()
             self._run.checkpoints.save(history.step, self.trainer.state())
         self._last = time.monotonic()
 

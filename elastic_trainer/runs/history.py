@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,6 @@ from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.machine import gpu_peak_memory_mb
 from elastic_trainer.system.memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
-
-MEASURED = "step", "step_flops", "step_ms", "slowdowns", "caching_ms"  # of a selection, not by it
 
 
 class Clocks:
@@ -54,15 +52,15 @@ class Clocks:
             self._stop(name)
 
     @contextmanager
-    def paused(self, *names: str) -> Iterator[None]:
-        """Do not count the time of this block as any of `names`."""
-        running = [name for name in names if name in self._started]
-        for name in running:
+    def paused(self, name: str) -> Iterator[None]:
+        """Do not count the time of this block as `name`."""
+        is_running = name in self._started
+        if is_running:
             self._stop(name)
         try:
             yield
         finally:
-            for name in running:
+            if is_running:
                 self._start(name)
 
     def _start(self, name: str) -> None:
@@ -148,11 +146,8 @@ class History:
         """Mean time of a selection, the first call of its step included; None before the first."""
         if not self.selections:
             return None
-        return (self.clocks.seconds("selection") + self._first_calls_seconds) / len(self.selections)
-
-    @property
-    def _first_calls_seconds(self) -> float:
-        return sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
+        first_calls = sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
+        return (self.clocks.seconds("selection") + first_calls) / len(self.selections)
 
     def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
         selection.step, selection.step_flops = self.step, step_flops
@@ -271,8 +266,8 @@ class History:
     def to_record(self) -> dict[str, Any]:
         """All of it in JSON's types, which keep floats to the last bit, and arrays."""
         return {
-            **{one.name: getattr(self, one.name) for one in fields(self) if one.name != "selections"},
-            "intervals": [_selection_record(selection) for selection in self.selections],
+            **vars(self),
+            "selections": [_selection_record(selection) for selection in self.selections],
             "clocks": self.clocks.to_record(),
         }
 
@@ -280,7 +275,7 @@ class History:
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
         record = deepcopy(record)  # the history that was handed over goes on, too
-        record["selections"] = [_selection(one) for one in record.pop("intervals")]
+        record["selections"] = [_selection(one) for one in record["selections"]]
         record["results"] = [StepResult(*result) for result in record["results"]]
         record["clocks"] = Clocks(**record["clocks"])
         return cls(**record)
@@ -292,13 +287,9 @@ def _is_validated(row: dict[str, Any]) -> bool:
 
 def _selection_record(selection: Selection) -> dict[str, Any]:
     importance = None if selection.importance is None else selection.importance.tolist()
-    chosen = {**vars(selection), "mask": selection.mask.astype(int).tolist(), "importance": importance}
-    return {**{name: chosen.pop(name) for name in MEASURED}, "selection": chosen}
+    return {**vars(selection), "mask": selection.mask.tolist(), "importance": importance}
 
 
 def _selection(record: dict[str, Any]) -> Selection:
-    selection = Selection(**record["selection"], **{name: record[name] for name in MEASURED})
-    selection.mask = np.array(selection.mask, bool)
-    if selection.importance is not None:
-        selection.importance = np.array(selection.importance)
-    return selection
+    importance = None if record["importance"] is None else np.array(record["importance"])
+    return Selection(**{**record, "mask": np.array(record["mask"], bool), "importance": importance})

@@ -12,6 +12,8 @@ from elastic_trainer.runs.listener import Listener
 
 BAR = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
+CERTAIN = 1.9  # standard errors
+DIVERGED = 10  # times the loss of guessing, which no learning rate that is too low leads to
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
@@ -77,18 +79,21 @@ class ProgressBar(Listener):
         guessing_loss, settings = self.trainer.data.guessing_loss, self.trainer.settings
         if guessing_loss is None or len(self._losses) < MIN_LOSSES:
             return None
-        earlier, loss = (float(np.mean(part)) for part in np.array_split(self._losses, 2))
+        first, second = np.array_split(self._losses, 2)
+        earlier, loss = float(first.mean()), float(second.mean())
         if loss <= guessing_loss:
             return None
-        noise = 4 * np.std(self._losses) / np.sqrt(len(self._losses))  # two standard errors of the change
-        change = (loss - earlier) / max(noise, MIN_CHANGE * earlier)
+        # How often a later loss is above an earlier one: the size of a loss that diverges says nothing on its noise.
+        above = (second[:, None] > first).mean() + 0.5 * (second[:, None] == first).mean() - 0.5
+        noise = np.sqrt((len(self._losses) + 1) / (12 * len(first) * len(second)))
+        is_certain = abs(above) >= CERTAIN * noise and abs(loss - earlier) > MIN_CHANGE * earlier
         advice = "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"
-        if change < -1:
+        if is_certain and above < 0:
             advice = "it is falling: train longer, or raise --learning_rate"
-        elif change > 1:
+        elif is_certain or loss > DIVERGED * guessing_loss:
             can_warm_up = settings.optimizer == "sgd" and not settings.warmup
             warmup = ", or raise it gradually with --preset photos" if can_warm_up else ""
-            advice = f"it is rising: lower --learning_rate{warmup}"
+            advice = f"it {'is rising' if is_certain else 'has diverged'}: lower --learning_rate{warmup}"
         return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {advice}"
 
 

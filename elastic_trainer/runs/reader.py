@@ -31,6 +31,30 @@ def read_settings(folder: Path) -> Settings:
         return Settings(**{**values, **paths})
 
 
+def check_images(folder: Path, now: dict[str, Any]) -> None:
+    """Raise `UserError` if the run to resume in `folder` was started with other images; `now`: `ImageData.record`."""
+    before = read_config(folder)["images"]
+    change = changed_class(now["class_names"], before["class_names"])
+    for kind in ("training", "test", "held_out"):
+        is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
+        if change is None and is_ != was:
+            change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
+    if change is not None:
+        raise UserError(
+            f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
+        )
+
+
+def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
+    """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
+    if len(now) == len(before):
+        pairs = enumerate(zip(now, before, strict=True), 1)
+        return next((f"class {number} '{was}', not '{is_}'" for number, (is_, was) in pairs if is_ != was), None)
+    sides = (("missing", before, now), ("new", now, before))
+    found = [f"'{name}' is {what}" for what, some, others in sides for name in some if name not in others]
+    return f"{len(before)} classes, not {len(now)} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """summary.json of the run in `folder`."""
     return read_record(folder / SUMMARY)
@@ -108,18 +132,3 @@ def read_run(folder: Path) -> FinishedRun:
     except UserError as error:
         raise UserError(f"{folder}: contains no finished run ({error})") from error
     return FinishedRun(folder, summary, config, [row for row in epochs if row.get("epoch") != "0"])
-
-
-def latest_importance(logdir: Path, names: Sequence[str]) -> tuple[np.ndarray, Path] | None:
-    """The last importance [N] of the newest elastic run under `logdir` with tensors of these names, and its file."""
-    files = [path for path in logdir.glob(f"*/{SELECTIONS}") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            rows = read_rows(path)[-len(names) :]
-            if [row["name"] for row in rows] == list(names):
-                importance = np.array([float(row["importance"]) for row in rows])
-                if np.isfinite(importance).all():
-                    return importance, path
-        except (OSError, KeyError, TypeError, ValueError, csv.Error):
-            continue  # a run without importance, or a damaged file
-    return None

@@ -7,7 +7,6 @@ training started from, if it was tested.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run, read_config
+from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
 from elastic_trainer.runs.tensorboard import EventsWriter
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.errors import UserError
@@ -35,29 +34,20 @@ class RunLog(Listener):
         folder: of this run alone; empty, or the folder of the run to continue.
         config: the options of the run; they and the environment are written to config.json, unless it exists.
         tensor_names: of `model.trainable_variables`, in their order.
-        reached: seconds after the program's start at which it had done what the keys name.
 
     Attributes:
         is_continued: whether an earlier process started this run.
         events: writes TensorBoard's events; a listener, too.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: dict[str, Any],
-        tensor_names: Sequence[str],
-        reached: dict[str, float | None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], tensor_names: Sequence[str]) -> None:
         super().__init__()
-        self._reached = {**(reached or {})}
         self.folder, self._config, self._names = folder, config, list(tensor_names)
         self.events = EventsWriter(folder)
         self.is_continued = is_run(folder)
-        run_id = read_config(folder).get("run_id") if self.is_continued else secrets.token_hex(8)
         if not self.is_continued:
-            write_record(folder / CONFIG, {**config, "run_id": run_id, "environment": environment()})
-        self.checkpoints = Checkpoints(folder / "checkpoints", run_id)
+            write_record(folder / CONFIG, {**config, "environment": environment()})
+        self.checkpoints = Checkpoints(folder / "checkpoints")
 
     def __enter__(self) -> RunLog:
         return self
@@ -69,8 +59,6 @@ class RunLog(Listener):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Drop what an interrupted run wrote after its checkpoint."""
         self._write_tables()
-        if self.trainer.history.selections:  # an earlier process did parts of what the clocks have counted
-            self._reached["first_step"] = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._write_tables()
@@ -89,14 +77,11 @@ class RunLog(Listener):
     def finish(self, results: dict[str, Any]) -> dict[str, Any]:
         """Write summary.json, delete the checkpoints, and return what summary.json contains.
 
-        That is options of the run, `results` (`run_results`, and what else is known once training has ended), and when
-        which part of the program was reached. `summary.update_summary` adds what comes after training.
+        That is options of the run, and `results`: `run_results`, and what else is known once training has ended.
+        `summary.update_summary` adds what comes after training.
         """
         keys = ("model_name", "dataset_name", "train_type", "rho", "seed")
-        history = self.trainer.history
-        self._reached.setdefault("first_step", history.first_step_seconds or history.clocks.elapsed())
-        reached = {**self._reached, "end": history.clocks.elapsed()}
-        summary = {**{key: self._config.get(key) for key in keys}, **results, "seconds_after_start": reached}
+        summary = {**{key: self._config.get(key) for key in keys}, **results}
         self.events.finish()
         write_record(self.folder / SUMMARY, summary)
         self.checkpoints.clear()

@@ -1,4 +1,7 @@
-"""Ctrl-C (SIGINT) and SIGTERM: the run ends after its step, and train.py writes a checkpoint and says how to go on."""
+"""Ctrl-C (SIGINT), a lost terminal (SIGHUP), SIGTERM and others: the run ends after its step.
+
+train.py then writes a checkpoint, and says how to go on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -14,15 +18,19 @@ from typing import Any
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import Stopped
 
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPWR")  # not all of them exist everywhere
+
 
 class StopSignals(Listener):
-    """In this context SIGINT and SIGTERM only request a stop, which `check` raises; a second signal exits at once.
+    """In this context these signals only request a stop, which `check` raises; a second signal exits at once.
 
     A thread receives them, because Python's own handlers wait until TensorFlow returns from a step or a compilation.
-    Python allows handlers only in the main thread; in other threads this changes nothing.
+    Python allows handlers only in the main thread; in other threads this changes nothing. Under `nohup`, which starts a
+    process that ignores SIGHUP, that stays ignored.
     """
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM)
+    NUMBERS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +56,8 @@ class StopSignals(Listener):
             self._restore.callback(writing.close)  # ends the thread
             self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
             for number in self.NUMBERS:
-                self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
+                if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
             threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
         return self
 
@@ -62,9 +71,21 @@ class StopSignals(Listener):
                 if data[0] not in self.NUMBERS:
                     continue
                 if self.number is None:
+                    if data[0] == SIGHUP:
+                        _leave_terminal()
                     self.number, first = data[0], time.monotonic()
                     with contextlib.suppress(OSError):
                         again = "press Ctrl-C" if self.number == signal.SIGINT else "send SIGTERM"
                         print(f"\nstopping after this step; {again} again to quit now", file=sys.stderr)
-                elif time.monotonic() - first > 1:  # `timeout` and shells send one signal twice
+                # `timeout` and shells send one signal twice; the kernel and shells SIGHUP, at any time.
+                elif data[0] != SIGHUP and time.monotonic() - first > 1:
                     os._exit(128 + data[0])
+
+
+def _leave_terminal() -> None:
+    """Drop what is printed from now on to a terminal that is gone, where it would be an error."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.runs.history import History
 
 
-MIN_STEPS = 10  # measured ones, for a ratio of a run's time
-MIN_SHARE = 0.5  # of training time that the measured steps must take; compiling takes the rest
 MIN_PART = 0.05  # of the wall time of a run; what took less is not named
 
 
@@ -62,7 +60,6 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": (sum(step_ms) + history.caching_ms) / full_ms if full_ms else None,
-        **_time_over_full(history, 1e3 * training, full_ms),
         "train_flops": history.flops(),
         "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
         # A resumed run is another process with another peak.
@@ -84,26 +81,6 @@ def _best(history: History, score: Score) -> tuple[int | None, float | None]:
         return None, None
     best = tested[scores.index(history.saved_score if history.saved_score in scores else max(scores))]
     return best["epoch"], best[f"test_{score.name}"]
-
-
-def _time_over_full(history: History, training_ms: float, full_ms: float | None) -> dict[str, Any]:
-    """All of training time, selecting included, over that of full training as it would have run; or why there is none.
-
-    Full training compiles too, which nothing measured here. So the ratio is of use only where compiling takes little.
-    `full_ms`: of full training, for the measured steps; None without a budget.
-    """
-    step_ms, ratio = history.step_ms, None
-    measured_share = (sum(step_ms) + history.caching_ms) / max(training_ms, 1e-9)
-    if full_ms is None:
-        missing = "no step was measured within a time budget"
-    elif len(step_ms) < MIN_STEPS or measured_share < MIN_SHARE:
-        missing = (
-            f"the run is too short: {len(step_ms)} steps were measured without compiling and took "
-            f"{measured_share:.0%} of training time; {MIN_STEPS} and {MIN_SHARE:.0%} are needed"
-        )
-    else:
-        missing, ratio = None, training_ms / (full_ms / len(step_ms) * history.step)
-    return {"time_over_full": ratio, "time_over_full_missing": missing}
 
 
 def update_summary(folder: Path, **values: Any) -> None:
@@ -140,18 +117,15 @@ def _accuracy_line(summary: dict[str, Any], folder: Path) -> str:
 
 
 def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
-    seconds = summary.get("wall_seconds") or summary.get("elapsed_seconds") or summary["train_seconds"]
+    seconds = summary.get("wall_seconds") or summary["elapsed_seconds"]
     text, over = f"time: {duration_text(seconds)}", seconds - (deadline or seconds)
     if deadline is not None:
         allowed = f"the {duration_text(deadline)} allowed"
         text += f", {duration_text(over)} more than {allowed}" if over > 0 else f" of {allowed}"
-    parts = _long_parts(summary, seconds) or [("training", summary["train_seconds"])]
-    text += f" ({', '.join(f'{name} {duration_text(part)}' for name, part in parts)})"
-    rho, ratio = summary.get("rho_measured"), summary.get("time_over_full")
-    if rho:
+    text += f" ({', '.join(f'{name} {duration_text(part)}' for name, part in _long_parts(summary, seconds))})"
+    if summary["rho_measured"]:
         asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
-        text += f"; a step took {rho:.2f} of a full step{asked}"
-        text += f", training an estimated {ratio:.2f} of full training" if ratio else ""
+        text += f"; a step took {summary['rho_measured']:.2f} of a full step{asked}"
         text += ", by an unreliable timing table" if summary.get("table_doubt") else ""
     return text
 
@@ -167,25 +141,16 @@ def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) ->
 
 
 def _long_parts(summary: dict[str, Any], seconds: float) -> list[tuple[str, float]]:
-    """What took at least `MIN_PART` of the wall time, and the rest; empty if unknown, as it is of a resumed run."""
-    reached = summary.get("seconds_after_start") or {}
-    if not reached.get("end") or (summary["steps"] and not reached.get("first_step")):
-        return []
-    parts, before = [], 0.0
-    for name, key in (("loading TensorFlow", "tensorflow"), ("timing table", "table"), ("reading images", "images")):
-        if reached.get(key) is not None:
-            parts.append((name, reached[key] - before))
-            before = reached[key]
-    selecting, making = summary["selection_seconds"], summary.get("feature_seconds") or 0.0
-    averaging = summary.get("average_head_seconds") or 0.0
-    parts += [
-        ("first model", summary.get("first_model_seconds") or 0.0),
+    """What took at least `MIN_PART` of the wall time, and the rest."""
+    selecting, making = summary["selection_seconds"], summary["feature_seconds"]
+    averaging = summary["average_head_seconds"] or 0.0
+    parts = (
+        ("first model", summary["first_model_seconds"]),
         ("selecting and compiling", selecting),
         ("making features", making),
         ("training steps", summary["train_seconds"] - selecting - making - averaging),
         ("averaging the head", averaging),
         ("validation", summary["validation_seconds"]),
-        ("writing results", seconds - reached["end"]),
-    ]
+    )
     long = [(name, part) for name, part in parts if part >= MIN_PART * seconds]
     return [*long, ("other", seconds - sum(part for _, part in long))]

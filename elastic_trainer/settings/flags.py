@@ -20,32 +20,9 @@ from elastic_trainer.system.machine import available_memory_mb
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag; `flag` explains the attributes."""
+    """A flag.
 
-    name: str
-    default: Any
-    section: str
-    type: Callable[[str], Any]
-    metavar: str | None
-    help: str
-    words: str
-    is_free: bool
-    evaluate: str
-
-
-def flag(
-    default: Any,
-    section: str,
-    type: Callable[[str], Any],
-    metavar: str | None,
-    help: str,
-    words: str = "",
-    is_free: bool = False,
-    evaluate: str = "",
-) -> Any:
-    """A dataclass field that is a flag.
-
-    Args:
+    Attributes:
         default: default of the field. If it is False, the flag may be given without a value.
         section: section of docs/flags.md and of --help.
         type: converts the value, as in argparse.
@@ -55,8 +32,21 @@ def flag(
         is_free: may change when a run is resumed.
         evaluate: "given" if the flag can be combined with --evaluate; "run" if the default then comes from the run.
     """
-    made = Flag("", default, section, type, metavar, help, words, is_free, evaluate)
-    return field(default=default, metadata={"flag": made})
+
+    default: Any
+    section: str
+    type: Callable[[str], Any]
+    metavar: str | None
+    help: str
+    words: str = ""
+    is_free: bool = False
+    evaluate: str = ""
+    name: str = ""
+
+
+def flag(default: Any, *about: Any, **more: Any) -> Any:
+    """A dataclass field that is a flag; the arguments are those of `Flag`."""
+    return field(default=default, metadata={"flag": Flag(default, *about, **more)})
 
 
 def switch(section: str, help: str, is_free: bool = False) -> Any:

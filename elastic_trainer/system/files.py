@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -148,29 +147,6 @@ def alone_in(folder: Path) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             lock.enter_context(locked(folder, wait=True))
         yield
-
-
-@contextlib.contextmanager
-def atomic_large_path(path: Path) -> Iterator[Path]:
-    """`atomic_path` for files of gigabytes: if this process is killed, `remove_leftovers` finds the temporary file."""
-    with contextlib.ExitStack() as lock, atomic_path(path) as temporary:  # locked until it is renamed
-        temporary.touch()
-        lock.enter_context(locked(temporary))
-        yield temporary
-
-
-def remove_leftovers(folder: Path, ending: str) -> None:
-    """Delete the temporary files of killed processes in `folder`: those with this ending that no process has locked.
-
-    Empty files stay, since their process may be about to lock them.
-    """
-    with contextlib.suppress(OSError):
-        for path in [path for path in folder.iterdir() if is_temporary(path) and path.name.endswith(ending)]:
-            with contextlib.suppress(OSError), locked(path) as is_ours:
-                if is_ours and path.is_dir():
-                    shutil.rmtree(path)
-                elif is_ours and path.stat().st_size:
-                    path.unlink()
 
 
 def sync(path: Path) -> None:

@@ -14,6 +14,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from multiprocessing import get_context
@@ -94,28 +95,18 @@ def _processor_name() -> str:
     return next((fields[key] for key in ("model name", "Model", "Hardware") if key in fields), platform.processor())
 
 
-# Of `frozen_gc`. The count of frozen objects does not tell: from Python 3.12 on, it is never 0.
-_open_blocks: list[str] = []
-
-
 @contextlib.contextmanager
 def frozen_gc() -> Iterator[None]:
     """Garbage collections in this block skip objects that exist already, such as TensorFlow's and Keras' modules.
 
     Collecting the graph of an earlier step then takes a tenth of the time (0.24 s before, on the reference machine).
-    Within another such block, nothing is added.
     """
-    if _open_blocks:
-        yield
-        return
     gc.collect()
     gc.freeze()
-    _open_blocks.append("outer")
     try:
         yield
     finally:
         gc.unfreeze()
-        _open_blocks.clear()
 
 
 def release_memory() -> None:
@@ -205,6 +196,7 @@ def load_tensorflow() -> None:
     line is printed for a setting that would have changed results.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
+    _check_home()
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
         check_keras()
     else:
@@ -226,6 +218,7 @@ def load_tensorflow() -> None:
 
 def check_keras() -> None:
     """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    _check_home()
     how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
     try:
         import keras
@@ -238,6 +231,15 @@ def check_keras() -> None:
         raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
     if backend != "tensorflow":
         raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
+
+
+def _check_home() -> None:
+    """Where the user has no home folder, as in some containers, packages keep their files in a temporary one."""
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = tempfile.mkdtemp(prefix="home")
+        print(f"no home folder: downloads and caches go to {os.environ['HOME']}; HOME sets another", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
     found: dict[str, list[FinishedRun]] = {}
     for folder in folders:
         run = read_run(folder)
-        free = {*without_effect(run.config), "environment", "seed", "images", "run_id"}
+        free = {*without_effect(run.config), "environment", "seed", "images"}
         setting = sorted((name, repr(value)) for name, value in run.config.items() if name not in free)
         alike = found.setdefault(repr(setting), [])
         for other in alike:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Bring the tables of docs/flags.md and docs/presets.md up to date with settings.py and selection/named.py.
+"""Bring the tables of docs/flags.md and docs/presets.md up to date with the settings and the schemes.
 
 python scripts/tools/flags_page.py
 """

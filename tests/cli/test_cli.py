@@ -6,6 +6,7 @@ import plot
 import pytest
 import zoo
 from command_line import NETWORK, ROOT, command, error_line, run_here, train_here
+from small_images import write_noise
 
 import profiler
 from elastic_trainer.system.errors import UserError
@@ -63,3 +64,22 @@ def test_a_model_that_cannot_be_saved_is_refused_before_training(tmp_path):
     with pytest.raises(UserError, match="--save_model: Keras cannot save this model and load it again: Object Subcl"):
         train_here(*model, "--logdir", tmp_path, "--save_model")
     assert not list(tmp_path.iterdir()), "a refused run leaves nothing"
+
+
+def test_a_run_without_a_home_folder_in_the_c_locale_writes_names_in_utf8(tmp_path, monkeypatch):
+    """As in a container: the user has no entry in the system's list, and Python takes file names as ASCII."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pwd\n\ndef none(*_):\n    raise KeyError\n\npwd.getpwuid = none\n"
+    )
+    photos = write_noise(tmp_path / "phötos")
+    for part in ("train", "test"):
+        (photos / part / "bee").rename(photos / part / "bée")
+    words = ["--dataset_name", "image_folder", "--data_dir", photos, "--model_name", f"{ROOT}/tests/zoo.py:branches"]
+    words += ["--input_size", 12, "--train_type", "full_training", "--max_steps", 1, "--export", "tflite"]
+    monkeypatch.delenv("HOME")
+    for name, value in (("PYTHONPATH", str(tmp_path)), ("LC_ALL", "C"), ("PYTHONUTF8", "0")):
+        monkeypatch.setenv(name, value)
+    done = command("main.py", *words, "--logdir", tmp_path, "--run_name", "é")
+    assert done.returncode == 0 and done.stderr.count("no home folder") == 1, done.stderr
+    assert "atplotlib" not in done.stderr
+    assert (tmp_path / "é" / "labels.txt").read_bytes().decode() == "ant\nbée\ncat\n"

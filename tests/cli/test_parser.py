@@ -4,15 +4,13 @@ import re
 import shlex
 from dataclasses import replace
 
-import hypothesis
 import pytest
-from made_up_command_lines import command_lines
 
 import data
-from elastic_trainer.cli.commands import main_parser, parse_main, parse_profiler, parse_training, profiler_command
+from elastic_trainer.cli.commands import parse_main, parse_profiler, parse_training, profiler_command
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.settings import PRESETS, Settings
-from elastic_trainer.settings.flags import as_words, duration, duration_text
+from elastic_trainer.settings.flags import duration, duration_text
 from elastic_trainer.settings.network_names import GLYPH_WEIGHTS
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
@@ -27,29 +25,19 @@ CUB = "caltech_birds2011"
         ("--model_name resnet5", "--model_name: 'resnet5' is not one of resnet50, .*; did you mean 'resnet50'?"),
         ("--model_name MobileNet-V2", "--model_name: .*; did you mean 'mobilenetv2'?"),
         ("--dataset_name cifar", "--dataset_name: 'cifar' is not one of"),
-        ("--dataset_name oxford_pets", "--dataset_name: .*; did you mean 'oxford_iiit_pet'?"),
-        ("--dataset_name CUB_birds2011", "--dataset_name: .*; did you mean 'caltech_birds2011'?"),
         ("--train_type elastic", "--train_type: 'elastic' is not one of .*; did you mean 'elastic_training'?"),
-        ("--optimizer SGDW", "--optimizer: 'SGDW' is not one of sgd, adam; did you mean 'sgd'?"),
-        ("--augment flips", "--augment: .*; did you mean 'flip'?"),
         ("--rho 1.5", "--rho: .*at most 1, not '1.5'"),
         ("--rho 0", "--rho: .*not '0'"),
-        ("--rho half", "--rho: .*at most 1, not 'half'"),
         ("--batch_size -4", "--batch_size: .*from 1 to 65,536, not '-4'"),
         ("--batch_size 4.0", "--batch_size: .*from 1 to 65,536, not '4.0'"),
-        (f"--batch_size {'9' * 30}", "--batch_size: .*from 1 to 65,536, not '999"),
         ("--batch_size", "--batch_size: expected one argument"),
         ("--seed 2147483648", "--seed: .*from 0 to 2,147,483,647, not '2147483648'"),
-        ("--alpha 35", "--alpha: .*from 0.01 to 4, not '35'"),
-        ("--interval 0", "--interval: .*above 0.*, not '0'"),
         ("--learning_rate -1e-3", "--learning_rate: "),  # a flag to older Pythons, a number to newer
         ("--weight_decay inf", "--weight_decay: .*from 0 to 100, not 'inf'"),
         ("--memory 120%", "--memory: must be a size, such as 900M, 1.5G or 80%, not '120%'"),
         ("--deadline 0", "--deadline: .*not '0'"),
-        ("--deadline nan", "--deadline: .*not 'nan'"),
         ("--deadline 2d", "--deadline: .* not '2d'"),
         ("--weights imagnet", "--weights: 'imagnet' is neither .* or folder of a run; did you mean 'imagenet'?"),
-        ("--weights None", "--weights: .*; did you mean 'none'?"),
         (
             "--weights no/such.h5",
             "--weights: 'no/such.h5' is neither imagenet nor none, and there is no such file or folder of a run$",
@@ -61,18 +49,17 @@ CUB = "caltech_birds2011"
         ("--save_model maybe", "--save_model: must be True or False, not 'maybe'"),
         ("--run_name a/b", "--run_name: .*'a/b'"),
         ("--run_name ''", "--run_name: .*''"),
-        ("--run_name ..", "--run_name: .*'..'"),
         ("--run_name 'a\nb'", "--run_name: "),
         ("--run_name profiles", "--run_name: 'profiles'"),
         (f"--run_name {'é' * 120}", "--run_name é{20}…: has 240 bytes; give at most 230"),
         ("--rhoo 1", "--rhoo: there is no such flag; did you mean '--rho'?"),
         ("--batch-size=4", "--batch-size: there is no such flag; did you mean '--batch_size'?"),
         ("--num 4", "--num: there is no such flag"),  # flags cannot be abbreviated
-        ("-rho 0.5", "-rho: there is no such flag; did you mean '--rho'?"),
         ("--qqq", "--qqq: there is no such flag; --help lists them"),
         ("resnet50", "'resnet50': unexpected argument"),
         ("''", "'': unexpected argument"),
         ("--seconds 9", "--seconds: is a flag of profiler.py, not of main.py"),
+        ("--from_trace no.xplane.pb", "--from_trace: is a flag of profiler.py, not of main.py"),
         (f"--logdir {__file__}/logs", f"--logdir: {__file__} is a file; give a folder"),
         (
             "--deadline 9 --train_type closed_form_head",
@@ -110,6 +97,8 @@ def test_times_are_shown_as_a_user_types_them(seconds, text):
 def test_flag_of_the_other_command_is_reported_as_such():
     with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
         parse_profiler(["--num_epochs", "3"])
+    with pytest.raises(UserError, match=r"--from_trace no/such\.xplane\.pb: no such file"):
+        parse_profiler(["--from_trace", "no/such.xplane.pb"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         parse_profiler(["--num_class", "3"])
     with pytest.raises(UserError, match="--dataset: there is no such flag; did you mean '--dataset_name'"):
@@ -184,39 +173,21 @@ def test_published_values_that_stand_for_what_is_the_default_here(capsys):
     assert "--save_txt: accuracy and time are always text: metrics.csv and summary.json" in capsys.readouterr().out
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
-@hypothesis.given(command_lines(("logdir",)))
-def test_suggested_profiler_command_parses_to_the_same_settings(arguments):
-    settings = replace(parse_training(arguments), num_classes=10)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model_name mobilenet --alpha 0.35 --logdir=./-photos",
+        "--dataset_name image_folder --data_dir 'my photos' --optimizer adam --seed 3",
+        f"--dataset_name digits --model_name {__file__}:network --preset photos --batch_size 8",
+    ],
+)
+def test_the_suggested_profiler_command_makes_the_table_of_the_same_settings(words):
+    settings = replace(parse_training(shlex.split(words)), num_classes=10)
     settings = replace(settings, batch_size=settings.batch_size or 32)
     suggested, _ = parse_profiler(shlex.split(profiler_command(settings))[2:])
     assert table_settings(suggested) == table_settings(settings)
-    assert suggested.weights == "none" and suggested.logdir == settings.logdir
-    assert (suggested.dataset_name, suggested.data_dir) == (settings.dataset_name, settings.data_dir)
-    assert suggested.seed == settings.seed
-
-
-@hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(command_lines(("logdir", "augment", "learning_rate", "weight_decay", "test_fraction")))
-def test_the_words_of_options_parse_to_the_same_settings(arguments):
-    """As the scripts of the figures and of the study make their command lines."""
-    given = main_parser().given(arguments)
-    del given["save_txt"]
-    assert parse_training(arguments) == parse_training(as_words(given))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--from_trace", "no/such.xplane.pb"], "--from_trace no/such.xplane.pb: "),
-    ],
-)
-def test_bad_option_of_the_profiler_is_named(arguments, message):
-    with pytest.raises(UserError) as caught:
-        parse_profiler(arguments)
-    assert str(caught.value).startswith(message)
-    with pytest.raises(UserError, match=r"is a flag of profiler\.py, not of main\.py"):
-        parse_main(arguments)
+    same = ("logdir", "dataset_name", "data_dir", "seed")
+    assert all(getattr(suggested, name) == getattr(settings, name) for name in same)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from elastic_trainer.system.errors import UserError
         ([2.0] * 8, "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"),
         ([1.7, 2.4, 1.9, 2.0, 2.4, 1.7, 2.3, 2.0], "it does not change, so"),  # 5 % more, by chance
         ([2.0] * 4 + [1.5] * 4, ""),
+        ([2.0, 5.0, 90.0, 800.0, 9e3, 4e4, 3e5, 6e6], "it is rising: lower --learning_rate"),
+        ([2.0, 3e6, 9e5, 4e5, 1e6, 3e6, 8e5, 2e6], "it has diverged: lower --learning_rate"),
+        ([6e6, 3e5, 4e4, 9e3, 800.0, 90.0, 5.0, 2.0], "it is falling: train longer"),
     ],
 )
 def test_advice_on_the_learning_rate_says_what_the_losses_of_an_epoch_show(losses, advice):

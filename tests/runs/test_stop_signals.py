@@ -1,33 +1,37 @@
 """Stop requests: a signal ends a run with a checkpoint, a second one ends the process."""
 
+import fcntl
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
+from typing import Any
 
 import keras
 import pytest
-from command_line import NETWORK, ROOT, run_here, start_training, train_here
+from command_line import NETWORK, OFTEN, ROOT, run_here, start_training, train_here
 
 import main
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.errors import Stopped, UserError
+
+FLAGS = ["--batch_size", 16, "--micro_batch", 4, "--num_epochs", 2, "--rho", 0.6, "--interval", 0.5]
+FLAGS += ["--deterministic", "--save_model"]
 
 
 def test_a_run_that_is_stopped_and_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path):
     """It selects twice an epoch and trains in parts of a batch. A signal prints the command that continues it."""
-    flags = ["--batch_size", 16, "--micro_batch", 4, "--num_epochs", 2, "--rho", 0.6, "--interval", 0.5]
-    flags += ["--deterministic", "--save_model", "--logdir", tmp_path]
-    unbroken = start_training(*flags, "--run_name", "unbroken")
+    unbroken = start_training(*FLAGS, "--logdir", tmp_path, "--run_name", "unbroken")
     _, errors = unbroken.communicate(timeout=300)
     assert unbroken.returncode == 0, errors
     mine, step = tmp_path / "mine", 0
-    process = start_training(*flags, "--run_name", "mine")
+    process = start_training(*FLAGS, "--logdir", tmp_path, "--run_name", "mine")
     for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGINT, 130)):
-        while max(checkpoints(mine), default=0) < step + 20:  # a selection later
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
+        wait_for_step(step + 20, mine, process)  # a selection later
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == status, errors
@@ -42,6 +46,37 @@ def test_a_run_that_is_stopped_and_killed_ends_with_the_weights_of_an_unbroken_o
     assert process.returncode == 0, errors
     assert json.loads((mine / "summary.json").read_text())["steps"] == 2 * 56
     assert weights_of(mine) == weights_of(tmp_path / "unbroken")
+
+
+def wait_for_step(step, folder, process):
+    """Wait until the run in `folder` has saved this step or a later one."""
+    while max(checkpoints(folder), default=0) < step:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def test_a_run_whose_terminal_is_lost_keeps_a_checkpoint_and_its_best_model_and_under_nohup_goes_on(tmp_path):
+    """As over ssh: the connection ends, the kernel sends SIGHUP, and writing to the terminal is an error."""
+    master, terminal = pty.openpty()
+    flags = [*NETWORK, *FLAGS, "--num_epochs", 100, "--logdir", tmp_path, "--run_name"]
+    words = [sys.executable, OFTEN, 0, *flags, "lost"]
+    more: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    more["preexec_fn"] = lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    lost = subprocess.Popen([*map(str, words)], **more, start_new_session=True)
+    words = ["nohup", sys.executable, OFTEN, 0, *flags, "nohup"]
+    kept = subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.close(terminal)
+    wait_for_step(5, tmp_path / "lost", lost)
+    os.close(master)
+    assert lost.wait(60) == 129
+    assert checkpoints(tmp_path / "lost") and (tmp_path / "lost" / "best.keras").is_file()
+    wait_for_step(5, tmp_path / "nohup", kept)
+    kept.send_signal(signal.SIGHUP)
+    wait_for_step(max(checkpoints(tmp_path / "nohup")) + 5, tmp_path / "nohup", kept)
+    kept.send_signal(signal.SIGQUIT)
+    printed, _ = kept.communicate(timeout=60)
+    assert kept.returncode == 131 and "Traceback" not in printed
+    assert (tmp_path / "nohup" / "best.keras").is_file()
 
 
 def checkpoints(folder):
@@ -64,6 +99,21 @@ def weights_of(folder):
 
     model = keras.models.load_model(folder / "last.keras")
     return [variable.numpy().tobytes() for variable in model.variables]
+
+
+@pytest.mark.parametrize("number", StopSignals.NUMBERS)
+def test_each_signal_that_ends_a_program_requests_a_stop(number):
+    with StopSignals() as stop:
+        signal.raise_signal(number)
+        while stop.number is None:
+            time.sleep(0.01)
+        with pytest.raises(Stopped) as stopped:
+            stop.check()
+        assert stopped.value.number == number
+        if number == signal.SIGHUP:  # the shell passes it on, and then the kernel sends it
+            time.sleep(1.2)
+            signal.raise_signal(number)
+            time.sleep(0.2)
 
 
 def test_second_signal_exits_at_once():

@@ -1,44 +1,20 @@
-"""The results of a run: which model is the best, and the three lines at the end of a run."""
+"""The results of a run: its files, which model is the best, and the three lines at its end."""
 
+import json
+
+import keras
 import numpy as np
 import pytest
+from conftest import make_small_data
+from small_runs import rows_of, run
 
+import train
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.runs.history import Clocks, History
+from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.runs.summary import result_lines, run_results
 from elastic_trainer.selection.select import Selection
-
-
-def results(steps, training_seconds, budget_step_ms=50.0, rho=0.5):
-    """Of a run of `steps` steps of 60 ms each, the first not measured; full training's take 100 ms."""
-    selection = Selection(np.ones(2, bool), None, None, budget_step_ms, rho=rho, step_ms=[60.0] * (steps - 1))
-    row = {"epoch": 1, "test_accuracy": 0.9, "peak_memory_mb": 100.0, "gpu_peak_memory_mb": None}
-    clocks = Clocks(training=training_seconds, selection=training_seconds - 0.06 * steps)
-    history = History(steps, [selection], [row], clocks=clocks)
-    return {"rho": rho, **run_results(history, steps, ImageClassification.score)}
-
-
-def test_time_over_full_includes_selecting_where_steps_take_most_of_the_time(tmp_path):
-    summary = results(100, 8.0)
-    assert summary["time_over_full"] == pytest.approx(8.0 / 10) and summary["time_over_full_missing"] is None
-    ending = "; a step took 0.60 of a full step (asked: 0.5), training an estimated 0.80 of full training"
-    assert result_lines(summary, tmp_path)[1].endswith(ending)
-
-
-@pytest.mark.parametrize(("steps", "seconds"), [(5, 60.0), (5, 0.3), (100, 13.0)])
-def test_time_over_full_of_a_run_that_mostly_compiles_is_left_out_with_the_reason(steps, seconds, tmp_path):
-    summary = results(steps, seconds)
-    assert summary["time_over_full"] is None and summary["rho_measured"] == pytest.approx(0.6)
-    why = f"the run is too short: {steps - 1} steps were measured without compiling and took "
-    assert summary["time_over_full_missing"].startswith(why)
-    assert result_lines(summary, tmp_path)[1].endswith("; a step took 0.60 of a full step (asked: 0.5)")
-
-
-def test_run_without_a_budget_has_no_time_over_full_and_does_not_mention_it(tmp_path):
-    summary = results(100, 8.0, None, None)
-    assert (summary["time_over_full"], summary["rho_measured"]) == (None, None)
-    assert "time budget" in summary["time_over_full_missing"]
-    assert not any("full training" in line for line in result_lines(summary, tmp_path))
+from elastic_trainer.settings import Settings
 
 
 def history(*accuracies, start=None, saved=None):
@@ -68,9 +44,8 @@ def test_best_accuracy_is_that_of_the_saved_model(made, best, epoch):
 
 def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_path):
     made = run_results(history(0.6, 0.85, 0.8, start=0.797, saved=0.85), 90, ImageClassification.score)
-    reached = {"tensorflow": 6.0, "table": 30.0, "images": 32.0, "first_step": 60.0, "end": 140.0}
     parts = {"train_seconds": 90.5, "validation_seconds": 9.0, "selection_seconds": 20.5, "first_model_seconds": 4.0}
-    summary = {**made, **parts, "wall_seconds": 158.2, "seconds_after_start": reached}
+    summary = {**made, **parts, "wall_seconds": 158.2}
     assert result_lines(summary, tmp_path)[0] == "accuracy 80.0% (best: 85.0% after epoch 2 of 3); no model was saved"
     assert result_lines(summary, tmp_path)[2] == "next: give --save_model to keep the model of such a run"
     best = tmp_path / "best.keras"
@@ -80,10 +55,31 @@ def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_pa
         f"accuracy 85.0% after epoch 2 of 3: {best}; after the last epoch: 80.0%; the closed-form head alone: 79.7%"
     )
     assert spent == (
-        "time: 2m 38s of the 3m allowed (timing table 24s, selecting and compiling 20s, training steps 70s, "
-        "validation 9s, writing results 18s, other 16s)"
+        "time: 2m 38s of the 3m allowed (selecting and compiling 20s, training steps 70s, validation 9s, other 59s)"
     )
     assert further == (f"next: python main.py --evaluate {tmp_path} shows what it gets wrong")
     *_, further = result_lines({**summary, "steps": 0, "elapsed_seconds": 140.2}, tmp_path, 131.0)
     assert further.endswith("no time for a training step: what comes before the first one takes 2m 20s here")
     assert result_lines(summary, tmp_path, 131.0)[1].startswith("time: 2m 38s, 27s more than the 2m 11s allowed (")
+
+
+def test_finished_run_leaves_complete_records(tmp_path):
+    settings = Settings(learning_rate=0.05, num_epochs=3, save_model=True)
+    model, summary = run(tmp_path, train.full_training, settings)
+    assert read_summary(tmp_path) == summary
+    times = {"train_seconds", "validation_seconds", "selection_seconds", "median_step_ms"}
+    results = {"epochs", "best_accuracy", "final_accuracy", "peak_memory_mb", "energy_joules"}
+    assert times | results | {"model_name", "dataset_name", "train_type", "rho", "seed"} <= set(summary)
+    epochs = rows_of(tmp_path / "metrics.csv")
+    assert [int(row["epoch"]) for row in epochs] == [0, 1, 2, 3]  # 0: the model before training
+    assert [int(row["step"]) for row in epochs] == [0, 6, 12, 18]
+    seconds = [float(row["train_seconds"]) for row in epochs]
+    assert sorted(seconds) == seconds and seconds[-1] == pytest.approx(summary["train_seconds"])
+    assert float(epochs[-1]["test_accuracy"]) == summary["final_accuracy"]
+    assert max(float(row["test_accuracy"]) for row in epochs) == summary["best_accuracy"]
+    assert "environment" in json.loads((tmp_path / "config.json").read_text())
+    last = keras.models.load_model(tmp_path / "last.keras")
+    [batch] = make_small_data().importance_batches(0)
+    np.testing.assert_allclose(last(batch.inputs, training=False), model(batch.inputs, training=False), rtol=1e-5)
+    assert (tmp_path / "best.keras").is_file()
+    assert not list(tmp_path.glob(".*"))

@@ -44,8 +44,6 @@ def test_elastic_run_records_slowdown_and_correction(tmp_path):
         1e3 * summary["train_seconds"] / (summary["steps"] - 3) / min(full_ms)
     )  # the first step of each selection is not timed
     assert 0.5 * summary["median_step_ms"] / max(full_ms) < summary["rho_measured"] < most
-    ratio = summary["time_over_full"]  # of so short a run it may be left out
-    assert ratio > summary["rho_measured"] if ratio else "too short" in summary["time_over_full_missing"]
 
 
 def test_gradient_passes_do_not_change_the_weights():
