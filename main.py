@@ -10,7 +10,6 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.runs.trainer import Trainer
-    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
@@ -54,19 +52,12 @@ def main() -> None:
     train_run(settings, start)
 
 
-def train_run(
-    settings: Settings,
-    start: float | None = None,
-    rhos: Sequence[float] = (),
-    retimed: Callable[[TimingTable, int], TimingTable] | None = None,
-) -> None:
+def train_run(settings: Settings, start: float | None = None) -> None:
     """Train one run, new or resumed, and write the other results that the settings ask for.
 
     Args:
         settings: of the run.
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
-        rhos: further ones, of an export for a board.
-        retimed: see `cli.resolve.resolve`.
     """
     import data
     import models
@@ -109,7 +100,7 @@ def train_run(
         reached["images"] = time.perf_counter() - start
         return images
 
-    prepared = resolve(settings, model, load, retimed)
+    prepared = resolve(settings, model, load)
     settings, dataset = prepared.settings, prepared.data
     if settings.plan:
         print(*text_table(preset_table({"this run": settings, **PRESETS})), sep="\n")
@@ -118,7 +109,7 @@ def train_run(
     if settings.plan:
         return
     if is_for_board(settings):
-        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
+        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.budget))
         return
     with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
         if is_finished(folder):  # another process has finished it in the meantime
@@ -184,9 +175,7 @@ def evaluate(evaluation: Evaluation) -> None:
     print(f"{evaluation.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
     print(report(evaluation, model, dataset))
     name = evaluation.settings.export
-    if is_for_board(evaluation.settings):
-        print(EXPORTERS[str(name)].export(evaluation, model, dataset))
-    elif name is not None:
+    if name is not None:
         print(EXPORTERS[name].export(model, dataset, evaluation.folder, str(evaluation.model)))
 
 

@@ -199,9 +199,9 @@ def test_flags_reach_their_fields_and_the_record_of_the_run():
     words = (
         "--model_name mobilenetv2 --alpha 0.5 --seed 3 --augment none --deterministic --memory 900M --plan --rho 0.3"
     )
-    settings, default = parse_training([*words.split(), "--export", "train_tflite"]), parse_training([])
+    settings, default = parse_training([*words.split(), "--export", "board"]), parse_training([])
     wanted = {"seed": 3, "alpha": 0.5, "augment": "none", "deterministic": True, "memory": 900.0, "plan": True}
-    wanted |= {"rho": 0.3, "export": "train_tflite"}
+    wanted |= {"rho": 0.3, "export": "board"}
     assert {name: getattr(settings, name) for name in wanted} == wanted
     assert {name: settings.to_record()[name] for name in wanted} == wanted
     assert all(settings.to_record()[name] != default.to_record()[name] for name in wanted)

@@ -142,7 +142,7 @@ class Settings:
     micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
         "and takes time. By default a step takes the batch at once; with the preset `photos`, in parts where memory is "
-        "little; with `--export train_tflite`, in parts of 8"), "the batch at once", is_free=True)
+        "little; with `--export board`, in parts of 8 in LiteRT"), "the batch at once", is_free=True)
     plan: bool = switch(BUDGET, (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
         "memory, at `--rho` and at others; for elastic schemes"), is_free=True)
@@ -167,8 +167,8 @@ class Settings:
         "for your own network"), is_free=True)
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
         "`tflite`: write the best model for TensorFlow Lite and [check it](runs.md#export-to-tensorflow-lite); also "
-        "saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
-        "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"),
+        "saves `best.keras`. `board`: do not train; write the folder from which [a board trains](small_boards.md) in "
+        "LiteRT, or in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", (
         "do not train; [test](runs.md#evaluate-a-model) the best model in this run's folder, or this `.keras` file, "
