@@ -165,7 +165,8 @@ def add_power(folder: Path, record: Path) -> str:
         readings = sorted(_reading(number, line) for number, line in lines if line)
         if len(readings) < 2:
             raise ValueError("needs at least two readings; give a header line, then time and watts in each line")
-        joules = integrate_power(*np.array(readings).T, summary["training_spans"])
+        times, watts = np.array(readings).T
+        joules = integrate_power(times, watts, summary["training_spans"])
     update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
     return f"energy of training: {joules:.6g} J"
 

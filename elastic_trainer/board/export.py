@@ -15,13 +15,10 @@ import json
 import os
 import shlex
 import shutil
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import keras
@@ -53,11 +50,8 @@ TRAINING, GRAPH, INFERENCE = "train.tflite", "train.pb", "inference.tflite"
 RECORD, START = "board.json", "start.keras"
 TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
-COPIES = {
-    "board_digests.py": digests,
-    "board_memory.py": memory,
-    "board_sums.py": feature_sums,
-}  # of the library, for the scripts
+# Of the library, for the scripts.
+COPIES = {"board_digests.py": digests, "board_memory.py": memory, "board_sums.py": feature_sums}
 # Images at a time in LiteRT: parts of 4 take 5 % more time and 15 MB less, larger parts only more memory
 # (MobileNetV2 0.35, 160 px).
 MAX_PART = 8
@@ -211,18 +205,17 @@ def load_board(weights: Path) -> str:
             raise ValueError
     model = load_model(folder / START, str(weights))
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))
-    unknown = {*record["variables"]} - {*variables}
-    if unknown:
-        raise UserError(f"{folder / RECORD}: variables: the network of {START} has no {min(unknown)}; copy both again")
-    with files.reading(f"{weights}"):
-        try:
-            with np.load(weights) as file:
-                if str(file["id"]) != record["id"]:
-                    raise ValueError(f"is of another export than {folder / RECORD}; copy the folder of that export")
-                for index, name in enumerate(record["variables"]):
-                    variables[name].assign(file[f"weights_{index}"])
-        except (KeyError, EOFError, zipfile.BadZipFile, zlib.error, UnpicklingError, NotImplementedError) as error:
-            raise ValueError("is damaged, or no weights.npz of a board; copy it again") from error
+    try:
+        with np.load(weights) as file:
+            if str(file["id"]) != record["id"]:
+                other = f"is of another export than {folder / RECORD}; copy the folder of that export"
+                raise UserError(f"{weights}: {other}")
+            for index, name in enumerate(record["variables"]):
+                variables[name].assign(file[f"weights_{index}"])
+    except UserError:
+        raise
+    except Exception as error:  # zipfile and NumPy raise many types
+        raise UserError(f"{weights}: is damaged, or no weights.npz of a board; copy it again") from error
     check_finite(model, f"{weights}")
     with files.atomic_path(weights.with_name(TRAINED)) as temporary:
         save_model(model, temporary)

@@ -112,9 +112,9 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
         url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
-        where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
+        then = "put it into ~/.keras/weights" if name == "vit" else "give --weights FILE"
         raise UserError(
-            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
-            f"one, and give --weights FILE or --weights none; or --model_name {PACKAGED_NETWORK}, whose weights are a "
-            "package"
+            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch "
+            f"{url[0] if url else 'them'} on a machine that has one, and {then}; or give --weights none, or "
+            f"--model_name {PACKAGED_NETWORK}, whose weights are a package"
         ) from error

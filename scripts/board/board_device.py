@@ -99,35 +99,22 @@ def remove(*paths):
             path.unlink()
 
 
-def write_json(path, record):
-    """Write a record with its digest, which `read_json` checks."""
-    record = {**record, "digest": record_digest(record)}
-    replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
-
-
-def read_json(path):
-    """The record in a file; {} if it is missing or damaged."""
-    try:
-        record = json.loads(path.read_text())
-        return record if record["digest"] == record_digest(record) else {}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return {}
-
-
 def read_record():
     """What board.json says; the files beside it are those of the export."""
     path, again = HERE / "board.json", "copy the folder of the export again"
-    record = read_json(path)
-    if not record:
-        fail(f"{path}: is missing, damaged or of another version; {again}")
-    for name, expected in record["sha256"].items():
-        try:
-            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
-        except OSError as error:
-            fail(f"{HERE / name}: cannot be read: {error.strerror}; {again}")
-        if digest != expected:
-            fail(f"{HERE / name}: is damaged, or of another export than board.json; {again}")
-    return record
+    try:
+        record = json.loads(path.read_text())
+        if record["digest"] != record_digest(record):
+            raise ValueError
+        for name, expected in record["sha256"].items():
+            path = HERE / name
+            if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+                raise ValueError
+        return record
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror}; {again}")
+    except (ValueError, RecursionError, KeyError, TypeError):
+        fail(f"{path}: is damaged, or of another export or version; {again}")
 
 
 def lock(folder):

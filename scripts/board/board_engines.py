@@ -21,35 +21,26 @@ class Network:
     shapes: Any  # (name): of its inputs, by name
 
     def __init__(self, record):
-        self.part, self.known = record["parts"][self.name], {}
+        self.part = record["parts"][self.name]
         self.call("start")
-
-    def inputs(self, name):
-        """The shape of each input but labels and weights."""
-        if name not in self.known:
-            shapes = self.shapes(name).items()
-            self.known[name] = {key: shape for key, shape in shapes if key not in ("labels", "weights")}
-        return self.known[name]
 
     def step(self, parts, rate, seed):
         """Train on a batch: features, labels, weight of an image of each part. Returns mean loss and accuracy."""
-        total, rng, shapes = np.zeros(2), np.random.default_rng(seed), self.inputs("gradients")
+        total, rng = np.zeros(2), np.random.default_rng(seed)
         for features, labels, weight in parts:
             missing = (0, self.part - len(labels))
-            values = {
-                "labels": np.pad(labels, missing),
-                "weights": np.pad(np.full(len(labels), weight, np.float32), missing),
-            }
-            for name, shape in shapes.items():
+            weights = np.pad(np.full(len(labels), weight, np.float32), missing)
+            given, values = {**features, "labels": np.pad(labels, missing), "weights": weights}, {}
+            for name, shape in self.shapes("gradients").items():
                 draw = rng.standard_normal if name.startswith("normal") else rng.random  # of noise, of dropout
-                values[name] = features[name] if name in features else draw(shape, np.float32)
+                values[name] = given[name] if name in given else draw(shape, np.float32)
             found = self.call("gradients", **values)
             total += found["loss"], found["accuracy"]
         self.call("update", rate=np.array([rate], np.float32))
         return total
 
     def infer(self, features):
-        return self.call("infer", **{name: features[name] for name in self.inputs("infer")})
+        return self.call("infer", **{name: features[name] for name in self.shapes("infer")})
 
     def validate(self, examples, photos, has_time):
         """Mean loss and accuracy of `photos`, int [n], and how many there was time for, in a mixed order."""
@@ -74,7 +65,8 @@ class LiteRT(Network):
             self.interpreter = interpreter(model_path=str(HERE / self.file), num_threads=threads or 1)
         except (ValueError, RuntimeError, OSError) as error:
             fail(f"{HERE / self.file}: cannot be loaded: {first_line(error)}")
-        self.runners = {}
+        self.runners: Dict[str, Any] = {}
+        self.known: Dict[str, Any] = {}
         super().__init__(record)
 
     def runner(self, name):
@@ -86,7 +78,10 @@ class LiteRT(Network):
         return self.runner(name)(**values)
 
     def shapes(self, name):
-        return {key: tuple(one["shape"]) for key, one in self.runner(name).get_input_details().items()}
+        if name not in self.known:
+            details = self.runner(name).get_input_details().items()
+            self.known[name] = {key: tuple(one["shape"]) for key, one in details}
+        return self.known[name]
 
 
 class TensorFlow(Network):

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import sys
 import time
 import unicodedata
@@ -99,9 +98,9 @@ def decode(encoded, size):
 class Examples:
     """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
 
-    The system keeps the file in the memory that is left. A row of the file has a photo's state (0: not read yet), its
-    digest, and its features. Photos that were read before are not read again, also if that ended early. A broken one is
-    left out.
+    The system keeps the file in the memory that is left. It starts with a digest of what it is of; then a row has a
+    photo's state (0: not read yet), its digest, and its features. Photos that were read before are not read again, also
+    if that ended early. A broken one is left out.
     """
 
     def __init__(self, photos, record, output, args):
@@ -109,16 +108,17 @@ class Examples:
         self.ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
         self.batch, self.views = record["recipe"]["batch_size"], 1 + (record["recipe"]["augment"] == "flip")
         self.row = np.dtype([*HEAD, ("values", "<f4", (self.views, int(self.ends[-1])))])
-        self.photos, path, about = photos, output / "features.bin", output / "features.json"
-        key = json.loads(json.dumps([record["id"], [photo[:5] for photo in photos]]))
-        if device.read_json(about).get("key") != key:
-            device.remove(path)
-            device.write_json(about, {"key": key})
-        self.file = path.open("r+b" if path.exists() else "w+b")
+        self.photos, path = photos, output / "features.bin"
+        key = hashlib.sha256(json.dumps([record["id"], [photo[:5] for photo in photos]]).encode()).digest()
+        self.file, self.start = path.open("r+b" if path.exists() else "w+b"), len(key)
+        if self.file.read(len(key)) != key:
+            self.file.seek(0)
+            self.file.truncate()
+            self.file.write(key)
+            self.file.flush()
         heads = b"".join(self._bytes(row, 0, 12) for row in range(len(photos)))
         self.heads = np.frombuffer(heads, np.dtype(HEAD)).copy()
         if not self.heads["state"].all():
-            self._check_disk(output, (device.HERE / args.engine.file).stat().st_size)
             try:
                 self._write(args.engine(record, args.threads), args.deadline)
             except OSError as error:
@@ -127,7 +127,8 @@ class Examples:
 
     def _bytes(self, row, start, count):
         """Of a row of the file; zeros where it ends early."""
-        return os.pread(self.file.fileno(), count, int(row) * self.row.itemsize + start).ljust(count, b"\0")
+        place = self.start + int(row) * self.row.itemsize + start
+        return os.pread(self.file.fileno(), count, place).ljust(count, b"\0")
 
     def _write(self, network, deadline):
         """Write the rows from the first photo on that is not read yet."""
@@ -149,7 +150,7 @@ class Examples:
                 found = network.call("features", images=images)
                 flat = np.concatenate([found[name].reshape(self.part, -1) for name in self.shapes], axis=1)
                 rows["values"][:, view] = flat[: len(rows)]
-            self.file.seek(start * self.row.itemsize)
+            self.file.seek(self.start + start * self.row.itemsize)
             self.file.write(rows.tobytes())
             self.file.flush()
             done = start + len(rows)
@@ -164,16 +165,6 @@ class Examples:
                 saved = time.monotonic()
             if device.caught:
                 device.stop(f"after {done} of {count} photos")
-
-    def _check_disk(self, output, file_bytes):
-        """Stop now if the disk has no room for the features and for a checkpoint that replaces another."""
-        state = 3 * file_bytes  # weights, momentum and best weights are at most that
-        needed, free = len(self.photos) * self.row.itemsize + 2 * state, shutil.disk_usage(str(output)).free
-        if needed > free:
-            device.fail(
-                f"--output {output}: features of {len(self.photos)} photos, and training, take {needed / 1e6:,.0f} MB, "
-                f"and the disk has {free / 1e6:,.0f} MB left; free some, or give another --output"
-            )
 
     def _check_time(self, deadline, seconds, read, done):
         """Stop once it is clear, by the `seconds` that so many photos took, that no time will be left to train."""

@@ -233,8 +233,9 @@ class Run:
             result["test_loss"], result["test_accuracy"], result["test_photos"] = found
             device.say(f"test accuracy {found[1]:.1%} on {found[2]} photos not used to choose it")
         result["seconds"] = time.monotonic() - device.START
-        device.write_json(output / "result.json", result)
-        device.remove(output / "features.json", output / "features.bin")
+        content = json.dumps(result, indent=1).encode()
+        device.replace_file(output / "result.json", lambda file: file.write(content))
+        device.remove(output / "features.bin")
         device.say(f"{output}: accuracy {accuracy:.1%} on {tested} photos, {result['seconds']:.0f} s, "
             f"{result['peak_memory_mb']:.0f} MB; scripts/board/load.py takes weights.npz")  # fmt: skip
         if state["step"] < self.planned:

@@ -19,7 +19,6 @@ from small_boards import NAMES, changed_copy, replace_in, result_of, run, upper_
 
 import data
 from elastic_trainer.board.export import export_training, load_board
-from elastic_trainer.datasets.digests import record_digest
 from elastic_trainer.engine.feature_sums import fit_head
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -203,10 +202,6 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     record = json.loads((tmp_path / "board.json").read_text())
     write_json(tmp_path / "board.json", {**record, "classes": ["elk", *NAMES[1:]]})
     with pytest.raises(UserError, match=r"board.json: is damaged or of another version; copy the folder"):
-        load_board(tmp_path / "weights.npz")
-    record["variables"] = ["other/kernel"]
-    write_json(tmp_path / "board.json", {**record, "digest": record_digest(record)})
-    with pytest.raises(UserError, match=r"board.json: variables: the network of start.keras has no other/kernel"):
         load_board(tmp_path / "weights.npz")
 
 
