@@ -50,7 +50,7 @@ def known_network(text: str) -> str:
         raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
     elif text.endswith(".h5"):
         raise argparse.ArgumentTypeError(
-            f"'{text}' may hold code, and Keras 3 does not load what Keras 2 wrote of DepthwiseConv2D; if you trust it, "
+            f"'{text}' may hold code, and Keras 3 cannot load DepthwiseConv2D of Keras 2; if you trust it, "
             "give FILE.py:FUNCTION, a function that returns keras.models.load_model(…, compile=False, custom_objects="
             "{'DepthwiseConv2D': …}) with a from_config that drops 'groups'"
         )

@@ -35,13 +35,10 @@ def uses_of(path, files):
     tops = {parts[0] for parts in files if len(parts) == 3}
     if "train" not in tops:
         return {}
-    found = [name for name in VALIDATION if name in tops]
-    if len(found) > 1:
-        device.fail(f"--data_dir {path}: has '{found[0]}' and '{found[1]}'; keep one of them")
-    uses = {"train": "train", **dict.fromkeys(found, "choose")}
+    uses = {"train": "train", **dict.fromkeys(tops.intersection(VALIDATION), "choose")}
+    chooses = "chooses the best model" + (" and tests it" if "test" not in tops or len(uses) == 1 else "")
     if "test" in tops:
-        uses["test"] = "test" if found else "choose"
-    chooses = "chooses the best model" + (" and tests it" if len(uses) == 2 else "")
+        uses["test"] = "test" if len(uses) > 1 else "choose"
     words = {"train": "trains", "choose": chooses, "test": "is reported once at the end"}
     if len(uses) > 1:
         device.say(", ".join(f"{path / name} {words[use]}" for name, use in uses.items()))

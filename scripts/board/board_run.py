@@ -35,8 +35,7 @@ class Run:
         self.state.update(
             steps=self.planned, ended=False, best=None
         )  # True: only results are left; of the best weights
-        self.state.update(start=None, first_model_seconds=None, fitting=0.0)  # before training; of the last fit
-        self.model_bytes = 0 if record["offsets"] is None else (device.HERE / "inference.tflite").stat().st_size
+        self.state.update(start=None, fitting=0.0)  # before training; seconds of the last fit
 
     def save(self):
         start = time.monotonic()
@@ -46,7 +45,8 @@ class Run:
         device.replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
         self.saved = time.monotonic()
         # Another such file, half of it as weights, and the network.
-        self.finishing = (self.saved - start) * (2 + self.model_bytes / self.path.stat().st_size)
+        model_bytes = 0 if self.record["offsets"] is None else (device.HERE / "inference.tflite").stat().st_size
+        self.finishing = (self.saved - start) * (2 + model_bytes / self.path.stat().st_size)
 
     def resume(self):
         """Continue from the checkpoint; from its end if only the results are left to write.
@@ -103,7 +103,6 @@ class Run:
         self.state["start"] = {"test_loss": loss, "test_accuracy": accuracy, "is_closed_form": is_better}
         self.keep_best(accuracy, tested)
         self.network.call("load", **exported)
-        self.state["first_model_seconds"] = time.monotonic() - device.START
         head = "head in closed form" if is_better else "as exported"
         device.say(f"before training ({head}): test accuracy {accuracy:.3f}; {self.output} has this model")
 
@@ -127,7 +126,7 @@ class Run:
 
     def train(self):
         state, seed = self.state, self.recipe["seed"]
-        if state["start"] is None:
+        if state["start"] is None and not device.caught:
             self.start()
         while not device.caught:
             done = len(state["epochs"]) * self.epoch_steps
@@ -223,7 +222,6 @@ class Run:
             "planned_steps": self.planned,
             "train_seconds": state["seconds"],
             "before_training": state["start"],
-            "first_model_seconds": state["first_model_seconds"],
             "peak_memory_mb": peak_memory_mb() or math.nan,
             "recipe": self.recipe,
             "epochs": state["epochs"],

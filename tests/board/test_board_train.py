@@ -245,10 +245,6 @@ def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tm
         found = board_modules.photos.find_photos(tmp_path / "more", NAMES)
         assert [one[4] for one in found] == ["test"] * 60 + ["train"] * 60 + ["choose"] * 60
         place.rename(tmp_path / name)
-    for name in ("val", "validation"):
-        (tmp_path / name).rename(tmp_path / "more" / name)
-    with pytest.raises(SystemExit):
-        board_modules.photos.find_photos(tmp_path / "more", NAMES)
 
 
 def test_a_head_fitted_in_blocks_is_that_of_all_photos(board_modules, monkeypatch):
