@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
@@ -56,7 +56,7 @@ def architecture(name: str) -> Architecture:
     keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
     function = getattr(keras.applications, keras_name)
     scaling = _SCALINGS.get(function.__module__.rpartition(".")[2])
-    preprocess = partial(_preprocess, *scaling) if scaling else lambda images: images
+    preprocess: Callable[..., Any] = partial(_preprocess, *scaling) if scaling else lambda images: images
 
     def build(size: int, alpha: float, weights: str | None) -> keras.Model:
         width = {"alpha": alpha} if name in WIDTHS else {}
