@@ -18,7 +18,6 @@ from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask, tensor_names
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.fit import selection_sums
 from elastic_trainer.timing.trace import read_op_times, trace_step
 
 SIZE = 12
@@ -68,21 +67,6 @@ def test_forward_products_have_their_time_also_where_they_are_fused(traced):
     products = [op.name for op in products if op.type in ("Conv2D", "DepthwiseConv2dNative", "MatMul")]
     assert products
     assert [name for name in products if not op_ms.get(name)] == []
-
-
-def test_the_chain_never_costs_less_than_the_operations_a_selection_needs(traced):
-    _, step, op_ms, _, costs = traced
-    trained = [k for k in costs.positions if step.gradients[k] is not None]
-    forward, needs = naive_needs(step)
-    assert costs.forward_ms == pytest.approx(sum(op_ms.get(name, 0.0) for name in forward))
-    count = len(trained)
-    gradient_ms = (costs.t_dw_ms - costs.update_ms)[:count]
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        selected = rng.random(count) < rng.random()
-        union = set().union(*(needs[k] for k, taken in zip(trained, selected, strict=True) if taken))
-        chain, own = selection_sums(selected, costs.t_dy_ms[:count], gradient_ms)
-        assert chain + own >= sum(op_ms.get(name, 0.0) for name in union) - 1e-9
 
 
 def test_a_step_changes_only_selected_variables_and_no_statistics(traced):
