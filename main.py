@@ -10,7 +10,6 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.runs.trainer import Trainer
-    from elastic_trainer.timing.table import TimingTable
 
 
 def main() -> None:
@@ -48,19 +46,12 @@ def main() -> None:
         train_run(settings, start)
 
 
-def train_run(
-    settings: Settings,
-    start: float | None = None,
-    rhos: Sequence[float] = (),
-    retimed: Callable[[TimingTable, int], TimingTable] | None = None,
-) -> None:
+def train_run(settings: Settings, start: float | None = None) -> None:
     """Train one run, new or resumed, and write the other results that the settings ask for.
 
     Args:
         settings: of the run.
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
-        rhos: further ones, of an export for a board.
-        retimed: see `cli.resolve.resolve`.
     """
     if settings.resume and is_finished(settings.folder):
         with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
@@ -101,7 +92,7 @@ def train_run(
         leave_out_trained(images, weights, "--weights")
         return images
 
-    prepared = resolve(settings, model, load, retimed)
+    prepared = resolve(settings, model, load)
     settings, dataset = prepared.settings, prepared.data
     if settings.plan:
         print(*text_table(preset_table({"this run": settings, **PRESETS})), sep="\n")
@@ -110,7 +101,7 @@ def train_run(
     if settings.plan:
         return
     if is_for_board(settings):
-        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table, rhos))
+        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table))
         return
     with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
         print(
@@ -173,9 +164,7 @@ def evaluate(evaluation: Evaluation) -> None:
     print(f"{evaluation.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
     print(report(evaluation, model, dataset))
     name = evaluation.settings.export
-    if is_for_board(evaluation.settings):
-        print(EXPORTERS[str(name)].export(evaluation, model, dataset))
-    elif name is not None:
+    if name is not None:
         print(EXPORTERS[name].export(model, dataset, evaluation.folder, str(evaluation.model)))
 
 

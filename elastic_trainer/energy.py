@@ -1,8 +1,8 @@
 """Energy of training, from the machine's sensors (the paper's Fig 23).
 
-Sensors are the INA3221 rails of a Jetson, else the RAPL counters of an Intel or AMD processor. Only training time
-counts: `runs.history.Clocks` reads the meter when training starts and stops. A machine without a sensor needs the
-record of an external power meter (`add_power`).
+Sensors are the INA3221 rail of a Jetson that carries all of its power, else the RAPL counters of an Intel or AMD
+processor. Only training time counts: `runs.history.Clocks` reads the meter when training starts and stops. A machine
+without a sensor needs the record of an external power meter (`add_power`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """
@@ -24,15 +24,15 @@ import numpy as np
 
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.runs.summary import update_summary
-from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import reading
 from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 MAX_GAP_SECONDS = 60  # between two readings of an external meter
+MAX_SHIFT_SECONDS = 1  # of this machine's clock during a run that an external meter recorded
 MAX_WATTS = 1_000_000  # far above any machine; much more would overflow
-WHOLE_BOARD = ("VDD_IN", "POM_5V_IN")  # rails of a Jetson that carry all of its power
+WHOLE_BOARD = "VDD_IN"  # the rail of a Jetson that carries all of its power
 
 
 class Sensor(NamedTuple):
@@ -50,12 +50,9 @@ class EnergyMeter:
     `failure` is why the energy is not known, or None.
     """
 
-    def __init__(
-        self, sensors: Sequence[Sensor], failure: str | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, sensors: Sequence[Sensor], failure: str | None = None) -> None:
         self.name, self.failure = " + ".join(sensor.name for sensor in sensors), failure
-        self._sensors, self._clock = sensors, clock
-        self._joules, self._last = 0.0, (clock(), [sensor.read() for sensor in sensors])
+        self._sensors, self._joules, self._last = sensors, 0.0, (time.monotonic(), [one.read() for one in sensors])
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep_sampling, name="energy meter", daemon=True)
 
@@ -67,10 +64,24 @@ class EnergyMeter:
         self._ended.set()
         self._thread.join()
 
+    def _keep_sampling(self) -> None:
+        while not self._ended.wait(SAMPLING_SECONDS):
+            self.joules()
+
     def joules(self) -> float | None:
         """Energy since the meter was made; None once a sensor could not be read."""
         with self._lock:
-            self._sample()
+            before, old = self._last
+            try:
+                now, new = self._last = time.monotonic(), [sensor.read() for sensor in self._sensors]
+            except OSError as error:
+                self.failure = f"{self.name}: could not be read during training: {error.strerror or error}"
+                return None
+            for sensor, earlier, value in zip(self._sensors, old, new, strict=True):
+                if sensor.range_joules is None:
+                    self._joules += (earlier + value) / 2 * (now - before)
+                else:
+                    self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
             return None if self.failure else self._joules
 
     def report(self, joules: float | None) -> dict[str, Any]:
@@ -78,33 +89,20 @@ class EnergyMeter:
         why = self.failure or "part of the run was trained without an energy meter"
         return {"energy_meter": self.name or None, "energy_missing": why if joules is None else None}
 
-    def _keep_sampling(self) -> None:
-        while not self._ended.wait(SAMPLING_SECONDS):
-            self.joules()
-
-    def _sample(self) -> None:
-        before, old = self._last
-        try:
-            now, new = self._last = self._clock(), [sensor.read() for sensor in self._sensors]
-        except OSError as error:
-            self.failure = f"{self.name}: could not be read during training: {error.strerror or error}"
-            return
-        for sensor, earlier, value in zip(self._sensors, old, new, strict=True):
-            if sensor.range_joules is None:
-                self._joules += (earlier + value) / 2 * (now - before)
-            else:
-                self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
-
 
 def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     """The meter of this machine's sensors, of which `root` contains sys; `failure` says why there are none."""
-    why = "this machine has no supported energy sensor (Jetson's INA3221, RAPL); use scripts/energy.py"
+    external = "use an external meter, and scripts/energy.py"
     try:
-        board = _jetson(root)
-        if not board and has_gpu():
-            why = "RAPL does not measure the GPU; use an external meter, and scripts/energy.py"
-        elif sensors := board or _rapl(root):
+        rails = _rails(root)
+        if rails and WHOLE_BOARD not in rails:
+            why = f"power: unknown rails {', '.join(sorted(rails))}, which may be parts of the whole; {external}"
+        elif not rails and has_gpu():
+            why = f"RAPL does not measure the GPU; {external}"
+        elif sensors := [rails[WHOLE_BOARD]] if rails else _rapl(root):
             return EnergyMeter(sensors)
+        else:
+            why = f"this machine has no supported energy sensor (Jetson's INA3221, RAPL); {external}"
     except PermissionError as error:
         why = f"{error.filename}: only root can read it; run sudo chmod a+r {error.filename} after each boot"
     except OSError as error:
@@ -112,49 +110,36 @@ def find_energy_meter(root: Path = Path("/")) -> EnergyMeter:
     return EnergyMeter([], why)
 
 
-def _read_number(path: Path, unit: float) -> float:
-    try:
-        return float(path.read_text(encoding="utf-8")) * unit
-    except ValueError as error:
-        raise OSError(None, "contains no number", str(path)) from error
+def _product(unit: float, *paths: Path) -> float:
+    """Of the numbers in these files and the unit."""
+    for path in paths:
+        try:
+            unit *= float(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OSError(None, "contains no number", str(path)) from error
+    return unit
 
 
-def _product(volts: Path, amperes: Path) -> float:
-    """Watts, from files in mV and mA."""
-    return _read_number(volts, 1e-3) * _read_number(amperes, 1e-3)
-
-
-def _jetson(root: Path) -> list[Sensor]:
-    """The rails of all INA3221: the rail of the entire board if there is one, else all that have a name."""
-    drivers = root / "sys" / "bus" / "i2c" / "drivers"
-    rails: dict[str, Sensor] = {}
-    for label in sorted(drivers.glob("ina3221x/*/iio:device*/rail_name_*")):  # JetPack 4
-        power = label.with_name(f"in_power{label.name.rpartition('_')[2]}_input")
+def _rails(root: Path) -> dict[str, Sensor]:
+    """The rails of a Jetson (JetPack 5 and later) that have a name."""
+    rails = {}
+    for label in (root / "sys" / "bus" / "i2c" / "drivers").glob("ina3221/*/hwmon/hwmon*/in[1-3]_label"):
         name = label.read_text(encoding="utf-8").strip()
-        rails[name] = Sensor(f"INA3221 {name}", partial(_read_number, power, 1e-3))
-    for label in sorted(drivers.glob("ina3221/*/hwmon/hwmon*/in[1-3]_label")):  # JetPack 5 and later
-        volts, amperes = (label.with_name(f"{kind}{label.name[2]}_input") for kind in ("in", "curr"))
-        name = label.read_text(encoding="utf-8").strip()
-        if volts.exists() and amperes.exists():
-            rails[name] = Sensor(f"INA3221 {name}", partial(_product, volts, amperes))
-    rails = {name: rail for name, rail in rails.items() if name not in ("", "NC")}
-    whole = [rails[name] for name in WHOLE_BOARD if name in rails]
-    return whole[:1] or [*rails.values()]
+        paths = (label.with_name(f"{kind}{label.name[2]}_input") for kind in ("in", "curr"))  # mV and mA
+        if name not in ("", "NC"):
+            rails[name] = Sensor(f"INA3221 {name}", partial(_product, 1e-6, *paths))
+    return rails
 
 
 def _rapl(root: Path) -> list[Sensor]:
     """The counter of the entire platform if there is one, else those of the processors and their memory."""
-    zones = [*(root / "sys" / "class" / "powercap").glob("intel-rapl:*")]  # so called on AMD as well
-    named = {zone: text_of(zone / "name").strip() for zone in sorted(zones)}
-    platform = [zone for zone, name in named.items() if name == "psys"]
-    chosen = platform or [zone for zone, name in named.items() if name.startswith("package") or name == "dram"]
+    zones = sorted((root / "sys" / "class" / "powercap").glob("intel-rapl:*"))  # so called on AMD as well
+    named = {zone: text_of(zone / "name").strip() for zone in zones}
+    whole = [zone for zone, name in named.items() if name == "psys"]
+    parts = [zone for zone, name in named.items() if name.startswith("package") or name == "dram"]
+    read, most = partial(_product, 1e-6), "max_energy_range_uj"
     return [
-        Sensor(
-            f"RAPL {named[zone]}",
-            partial(_read_number, zone / "energy_uj", 1e-6),
-            _read_number(zone / "max_energy_range_uj", 1e-6),
-        )
-        for zone in chosen
+        Sensor(f"RAPL {named[zone]}", partial(read, zone / "energy_uj"), read(zone / most)) for zone in whole or parts
     ]
 
 
@@ -166,28 +151,24 @@ def add_power(folder: Path, record: Path) -> str:
 
     `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
     it has no time zone), and watts. summary.json is rewritten. Returns the line to print. Raises `UserError` if a file
-    cannot be read, or if the record does not cover the run; energy that is known already then stays.
+    cannot be read, if the record does not cover the run, or if this machine's clock was set during the run; energy that
+    is known already then stays.
     """
-    times, watts = read_power(record)
-    try:
-        joules = integrate_power(times, watts, read_summary(folder)["training_spans"])
-    except ValueError as error:
-        raise UserError(f"{record}: {error}; give the record made during this run") from error
-    update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
-    return f"energy of training: {joules:.6g} J"
-
-
-def read_power(record: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Times (s since 1970) and watts in an external meter's CSV file, see `add_power`, in order of time."""
-    readings = []
+    summary = read_summary(folder)
     with reading(record), record.open(newline="", encoding="utf-8-sig") as file:
-        for number, line in enumerate(csv.reader(file), 1):
-            if number > 1 and line:
-                readings.append(_reading(number, line))
+        shift = summary.get("clock_shift", 0.0)
+        if abs(shift) > MAX_SHIFT_SECONDS:
+            raise ValueError(
+                f"cannot be used: this machine's clock was set by {shift:+.1f} s during the run; run again"
+            )
+        lines = [*enumerate(csv.reader(file), 1)][1:]
+        readings = sorted(_reading(number, line) for number, line in lines if line)
         if len(readings) < 2:
             raise ValueError("needs at least two readings; give a header line, then time and watts in each line")
-    times, watts = np.array(sorted(readings)).T
-    return times, watts
+        times, watts = np.array(readings).T
+        joules = integrate_power(times, watts, summary["training_spans"])
+    update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
+    return f"energy of training: {joules:.6g} J"
 
 
 def _reading(number: int, line: Sequence[str]) -> tuple[float, float]:
@@ -213,11 +194,10 @@ def integrate_power(times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequen
     """
     starts, ends = np.array(spans, float).T
     if starts.min() < times[0] or ends.max() > times[-1]:
-        raise ValueError("does not cover all of training")
-    for start, end in zip(starts, ends, strict=True):
-        around = times[max(np.searchsorted(times, start, "right") - 1, 0) : np.searchsorted(times, end) + 1]
-        if np.diff(around).max(initial=0) > MAX_GAP_SECONDS:
-            raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
+        raise ValueError("does not cover all of training; give the record made during this run")
+    is_in_training = (times[1:] > starts[:, None]) & (times[:-1] < ends[:, None])
+    if (is_in_training.any(0) & (np.diff(times) > MAX_GAP_SECONDS)).any():
+        raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
     every = np.unique(np.concatenate([times, starts, ends]))
     power = np.interp(every, times, watts)
     energy = np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 * np.diff(every))])

@@ -1,5 +1,6 @@
 """What the tests of board_train.py share: an export, photos, a finished run, and the program's modules."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -50,17 +51,28 @@ def exported(tmp_path_factory):
     return make_export(tmp_path_factory.mktemp("export") / "board")
 
 
-def make_export(folder):
-    """The folder of an export with two selections, in which a step has two parts."""
+def make_export(folder, **changed):
+    """The folder of an export for both engines, in which a step has two parts; `changed`: its other settings."""
+    settings = Settings(
+        num_epochs=4,
+        batch_size=6,
+        learning_rate=0.3,
+        warmup=0.1,
+        gradient_clipping=0.05,
+        micro_batch=4,
+        seed=3,
+        augment="flip",
+        test_fraction=0.25,
+        **changed,
+    )
     model = make_small_model()
-    names = tensor_names(model)
-    upper = np.array(["stem" not in name for name in names])
-    masks = {"upper": upper, "head": np.array(["head" in name for name in names])}
-    settings = Settings(num_epochs=4, learning_rate=0.3, gradient_clipping=0.05, warmup=0.1, micro_batch=4)
-    recipe = {"augment": "flip", "seed": 3, "test_fraction": 0.25}
-    text = export_training(model, masks, settings, 6, NAMES, folder, recipe)
-    assert "upper: 8 of" in text.replace("\n", " ") and "board_train.py" in text
+    text = export_training(model, upper_mask(model), settings, NAMES, folder)
+    assert "train.pb" in text and "6 images a step (8 of" in text and "board_train.py" in text
     return folder
+
+
+def upper_mask(model):
+    return np.array(["stem" not in name for name in tensor_names(model)])
 
 
 @pytest.fixture(scope="session")
@@ -68,36 +80,18 @@ def board_modules(exported):
     """The modules of the board's program, in this process."""
     sys.path.insert(0, str(exported))
     try:
+        import board_engines
         import board_head
-        import board_network
         import board_photos
         import board_train
 
-        return SimpleNamespace(head=board_head, network=board_network, photos=board_photos, train=board_train)
+        return SimpleNamespace(engines=board_engines, head=board_head, photos=board_photos, train=board_train)
     finally:
         sys.path.remove(str(exported))
 
 
-@pytest.fixture(scope="session")
-def robust_export(tmp_path_factory):
-    """The folder of an export for both engines, in parts of 8 and 12, whose head starts and ends with a closed form."""
-    model = make_small_model()
-    masks = {"upper": np.array(["stem" not in name for name in tensor_names(model)])}
-    settings = Settings(
-        num_epochs=3,
-        learning_rate=0.1,
-        gradient_clipping=0.05,
-        warmup=0.1,
-        starts_with_head=True,
-        average_head=True,
-    )
-    folder, recipe = tmp_path_factory.mktemp("robust") / "board", {"augment": "flip", "seed": 3, "test_fraction": 0.25}
-    text = export_training(model, masks, settings, 12, NAMES, folder, recipe, with_graph=True)
-    assert "train.pb" in text
-    return folder
-
-
 def run(python, folder, *arguments, code=0):
+    """What a run of the program in `folder` prints, which ends with the status `code`."""
     done = subprocess.run(
         [python, folder / "board_train.py", *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -109,6 +103,10 @@ def run(python, folder, *arguments, code=0):
 def weights_of(output):
     with np.load(output / "weights.npz") as file:
         return {name: file[name] for name in file.files if name != "id"}
+
+
+def result_of(output):
+    return json.loads((output / "result.json").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """Energy from simulated sensors, files as the kernel writes them, and from the record of an external power meter."""
 
 import threading
-from functools import partial
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer import energy
-from elastic_trainer.energy import EnergyMeter, Sensor, add_power, integrate_power, read_power
+from elastic_trainer.energy import EnergyMeter, Sensor, add_power, integrate_power
 from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.runs.summary import update_summary
 from elastic_trainer.system.errors import UserError
@@ -23,22 +21,13 @@ def sensor_files(folder, **files):
         (folder / name).write_text(f"{value}\n")
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-def meter_of(root):
-    """The meter of the sensors under `root`, and its clock."""
-    clock = Clock()
-    with patch.object(energy, "EnergyMeter", partial(EnergyMeter, clock=clock)):
-        meter = energy.find_energy_meter(root)
+def meter_of(root, monkeypatch):
+    """The meter of the sensors under `root`, and a list with its time."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    meter = energy.find_energy_meter(root)
     assert meter.failure is None
-    return meter, clock
+    return meter, now
 
 
 def rapl_zone(root, zone, name, energy_uj, range_uj=262_143_328_850):
@@ -47,45 +36,38 @@ def rapl_zone(root, zone, name, energy_uj, range_uj=262_143_328_850):
     return folder / "energy_uj"
 
 
-def old_jetson(root):
-    """The files of a TX2 with JetPack 4: two INA3221 sensors, power in mW. Returns the file of VDD_IN."""
-    drivers = root / "sys" / "bus" / "i2c" / "drivers" / "ina3221x"
-    rails = (("0-0040", ("VDD_SYS_GPU", "VDD_SYS_SOC", "VDD_4V0_WIFI")), ("0-0041", ("VDD_IN", "VDD_SYS_CPU", "NC")))
-    for device, (address, names) in enumerate(rails):
-        for k, name in enumerate(names):
-            folder = drivers / address / f"iio:device{device}"
-            sensor_files(folder, **{f"rail_name_{k}": name, f"in_power{k}_input": 1000 * (3 * device + k + 1)})
-    return drivers / "0-0041" / "iio:device1" / "in_power0_input"
-
-
-def test_jetson_is_measured_at_the_rail_of_the_entire_board(tmp_path):
-    power = old_jetson(tmp_path)
-    meter, clock = meter_of(tmp_path)
-    assert meter.name == "INA3221 VDD_IN"
-    clock.now += 2
-    assert meter.joules() == pytest.approx(2 * 4)
-    power.write_text("6000")
-    clock.now += 1
-    assert meter.joules() == pytest.approx(8 + (4 + 6) / 2)
-
-
-def test_jetson_without_a_board_rail_is_the_sum_of_its_named_rails(tmp_path):
-    folder = tmp_path / "sys" / "bus" / "i2c" / "drivers" / "ina3221" / "1-0040" / "hwmon" / "hwmon3"
-    for k, name in ((1, "VDD_GPU_SOC"), (2, "VDD_CPU_CV"), (3, "NC")):
+def jetson(root, *names):
+    """The files of an INA3221; returns that of the current of its last rail."""
+    folder = root / "sys" / "bus" / "i2c" / "drivers" / "ina3221" / "1-0040" / "hwmon" / "hwmon3"
+    for k, name in enumerate(names, 1):
         sensor_files(folder, **{f"in{k}_label": name, f"in{k}_input": 5000 * k, f"curr{k}_input": 300})
     sensor_files(folder, in7_label="sum of shunt voltages", in7_input=9)
-    meter, clock = meter_of(tmp_path)
-    assert meter.name == "INA3221 VDD_GPU_SOC + INA3221 VDD_CPU_CV"
-    clock.now += 10
-    assert meter.joules() == pytest.approx(10 * (5 * 0.3 + 10 * 0.3))
+    return folder / f"curr{len(names)}_input"
 
 
-def test_rapl_counters_of_packages_and_memory_are_added_and_may_wrap_around(tmp_path):
+def test_jetson_is_measured_at_the_rail_of_the_entire_board(tmp_path, monkeypatch):
+    current = jetson(tmp_path, "VDD_CPU_GPU_CV", "VDD_IN")
+    meter, now = meter_of(tmp_path, monkeypatch)
+    assert meter.name == "INA3221 VDD_IN"
+    now[0] += 2
+    assert meter.joules() == pytest.approx(2 * 10 * 0.3)
+    current.write_text("500")
+    now[0] += 1
+    assert meter.joules() == pytest.approx(6 + 10 * (0.3 + 0.5) / 2)
+
+
+def test_rails_that_may_be_parts_of_the_whole_are_named_and_not_added_up(tmp_path):
+    jetson(tmp_path, "VDD_GPU", "VDD_CPU_SOC_MSS", "NC")  # of a Jetson Thor, whose INA238 measures the whole
+    failure = str(energy.find_energy_meter(tmp_path).failure)
+    assert failure.startswith("power: unknown rails VDD_CPU_SOC_MSS, VDD_GPU, which may be parts")
+
+
+def test_rapl_counters_of_packages_and_memory_are_added_and_may_wrap_around(tmp_path, monkeypatch):
     package = rapl_zone(tmp_path, "0", "package-0", 9_000_000, 10_000_000)
     rapl_zone(tmp_path, "0:0", "core", 5_000_000)  # part of the package
     dram = rapl_zone(tmp_path, "0:1", "dram", 1_000_000)
     rapl_zone(tmp_path, "1", "package-1", 0)
-    meter, _ = meter_of(tmp_path)
+    meter, _ = meter_of(tmp_path, monkeypatch)
     assert meter.name == "RAPL package-0 + RAPL dram + RAPL package-1"
     dram.write_text("1500000")
     assert meter.joules() == pytest.approx(0.5)
@@ -95,10 +77,10 @@ def test_rapl_counters_of_packages_and_memory_are_added_and_may_wrap_around(tmp_
     assert meter.joules() == pytest.approx(4.5)
 
 
-def test_rapl_counter_of_the_platform_replaces_all_others(tmp_path):
+def test_rapl_counter_of_the_platform_replaces_all_others(tmp_path, monkeypatch):
     rapl_zone(tmp_path, "0", "package-0", 0)
     platform = rapl_zone(tmp_path, "1", "psys", 0)
-    meter, _ = meter_of(tmp_path)
+    meter, _ = meter_of(tmp_path, monkeypatch)
     platform.write_text("7000000")
     assert (meter.name, meter.joules()) == ("RAPL psys", pytest.approx(7))
 
@@ -121,9 +103,9 @@ def test_missing_and_unreadable_sensors_give_different_reasons(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("failure", ["missing", "text"])
-def test_sensor_that_fails_during_training_gives_no_result(tmp_path, failure):
+def test_sensor_that_fails_during_training_gives_no_result(tmp_path, failure, monkeypatch):
     counter = rapl_zone(tmp_path, "0", "package-0", 0)
-    meter, _ = meter_of(tmp_path)
+    meter, _ = meter_of(tmp_path, monkeypatch)
     counter.unlink() if failure == "missing" else counter.write_text("error")
     assert meter.joules() is None and "RAPL package-0: could not be read" in meter.failure
     counter.write_text("0")
@@ -221,12 +203,12 @@ def test_a_power_record_updates_the_summary_and_one_that_does_not_cover_the_run_
         assert read_summary(folder) == {**before, **known}
 
 
-def test_power_record_times_are_seconds_or_dates(tmp_path):
-    record = write_power(tmp_path / "power.csv", [(1_000_000_000, 4.0), (1_000_000_001.5, 5.0)])
-    times, watts = read_power(record)
-    assert times.tolist() == [1e9, 1e9 + 1.5] and watts.tolist() == [4, 5]
+def test_power_record_times_are_seconds_or_dates_in_any_order(tmp_path):
+    folder, start = made_up_run(tmp_path / "run"), 1_000_000_000.0
+    update_summary(folder, training_spans=[[start, start + 1.5]])
     dated = [("2001-09-09T01:46:41.500+00:00", 5.0), ("2001-09-09T01:46:40Z", 4.0)]
-    assert read_power(write_power(tmp_path / "dated.csv", dated))[0].tolist() == times.tolist()
+    for readings in ([(start, 4.0), (start + 1.5, 5.0)], dated):
+        assert add_power(folder, write_power(tmp_path / "power.csv", readings)) == "energy of training: 6.75 J"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +218,6 @@ def test_power_record_times_are_seconds_or_dates(tmp_path):
         ("time,watts\n1\n", "line 2 must contain a time"),
         ("time,watts\n1,2\n", "needs at least two readings"),
         ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
-        ("time,watts\n1,2\n2,inf\n", "line 3 must contain a time"),
         ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
         ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
         ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
@@ -248,4 +229,11 @@ def test_unreadable_power_record_is_refused(tmp_path, text, why):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=rf".*power.csv: {why}"):
-        read_power(path)
+        add_power(made_up_run(tmp_path / "run"), path)
+
+
+def test_a_record_of_a_run_during_which_the_clock_was_set_is_refused(tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    update_summary(folder, training_spans=SPANS, clock_shift=-1.5)
+    with pytest.raises(UserError, match=r"power.csv: .*clock was set by -1.5 s during the run"):
+        add_power(folder, write_power(tmp_path / "power.csv", [(4, 5.0), (30, 5.0)]))

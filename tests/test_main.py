@@ -64,9 +64,9 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
     words = ["--dataset_name", "image_folder", "--data_dir", str(photos), "--logdir", str(photos.parent)]
     words += ["--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", "12", "--run_name", "mine"]
     with pytest.raises(UserError, match=r"--export: .*mine_board has an export already; move or remove"):
-        train_run(parse_training([*words, "--train_type", "full_training", "--export", "train_tflite"]))
+        train_run(parse_training([*words, "--train_type", "full_training", "--export", "board"]))
     with pytest.raises(pytest.fail.Exception, match="images were read"):  # a plan exports nothing
-        train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "train_tflite"]))
+        train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "board"]))
 
 
 def test_a_folder_for_a_board_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):

@@ -63,26 +63,21 @@ class Window:
     """
 
     def __init__(self, op: Any, size: Sequence[int], kernel: Sequence[int]) -> None:
-        if op.get_attr("data_format") != b"NHWC":
-            raise NotImplementedError("images whose channels come first")
+        if op.get_attr("data_format") != b"NHWC" or op.get_attr("padding") == b"EXPLICIT":
+            raise NotImplementedError("images whose channels come first, or explicit padding")
         names = {attribute.name for attribute in op.op_def.attr}
         self.size, self.kernel = [*size], [*kernel]
         self.strides = [*op.get_attr("strides")[1:3]]
         self.dilations = [*op.get_attr("dilations")[1:3]] if "dilations" in names else [1, 1]
         self.reach = [dilation * (length - 1) for dilation, length in zip(self.dilations, kernel, strict=True)]
-        padding = op.get_attr("padding")
-        self.is_explicit = padding == b"EXPLICIT"
-        self.padding = "SAME" if padding == b"SAME" else "VALID"  # of what is padded already where it is explicit
-        explicit = op.get_attr("explicit_paddings")[2:6] if self.is_explicit else (0, 0, 0, 0)
-        self.before, self.outputs = [explicit[0], explicit[2]], []
+        self.padding, self.before, self.outputs = op.get_attr("padding").decode(), [0, 0], []
         for axis in (0, 1):
             length, reach, stride = size[axis], self.reach[axis], self.strides[axis]
-            if padding == b"SAME":
+            if self.padding == "SAME":
                 self.outputs.append(math.ceil(length / stride))
                 self.before[axis] = max((self.outputs[axis] - 1) * stride + reach + 1 - length, 0) // 2
             else:
-                self.outputs.append((length + sum(explicit[2 * axis : 2 * axis + 2]) - reach - 1) // stride + 1)
-
+                self.outputs.append((length - reach - 1) // stride + 1)
         self.places = [(a, b) for a in range(kernel[0]) for b in range(kernel[1])]  # in the window
         self.is_point = self.kernel == [1, 1] and self.before == [0, 0]
 
@@ -149,8 +144,7 @@ def _conv2d(op: Any, images: Value, kernel: Value) -> Value:
     window = Window(op, images.shape[1:3], kernel.shape[:2])
     groups = images.shape[-1] // kernel.shape[2]
     if is_constant(kernel) and groups == 1:
-        padded = window.padded(images) if window.is_explicit else images
-        return tf.nn.conv2d(padded, kernel, window.strides, window.padding, dilations=window.dilations)
+        return tf.nn.conv2d(images, kernel, window.strides, window.padding, dilations=window.dilations)
 
     def one_group(x: Value, w: Value) -> Value:
         return _sum([product(_rows(window.at(x, *place)), _matrix(w, *place)) for place in window.places])
@@ -205,8 +199,7 @@ def _sum(values: Sequence[Value]) -> Value:
 
 def _depthwise(op: Any, images: Value, kernel: Value) -> Value:
     window = Window(op, images.shape[1:3], kernel.shape[:2])
-    padded = window.padded(images) if window.is_explicit else images
-    return tf.nn.depthwise_conv2d(padded, kernel, (1, *window.strides, 1), window.padding, dilations=window.dilations)
+    return tf.nn.depthwise_conv2d(images, kernel, (1, *window.strides, 1), window.padding, dilations=window.dilations)
 
 
 def _depthwise_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value) -> Value:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.networks.tensors import restored
+from elastic_trainer.networks.tflite import convert_function
 
 SMALLEST_SHIFTED = 4  # values of an array that is found by their differences
 SHIFT_ERROR = 1e-5  # of such a difference, by rounding
@@ -33,13 +34,11 @@ class InferenceFile(NamedTuple):
     arrays: Any  # a traced function without inputs: the arrays in their order, as the file has them
 
 
-def inference_file(
-    model: keras.Model, trained: Sequence[keras.Variable], convert: Callable[[Callable[..., Any]], bytes]
-) -> InferenceFile | None:
+def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> InferenceFile | None:
     """The inference file of `model`; None if the converter changes a weight, so that its place is not found.
 
-    The values of the variables `trained` will change. `convert` makes a file of a function of one image float32
-    [1, size, size, 3] that returns {"logits": …}.
+    The values of the variables `trained` will change. Raises `UserError`, which names the operation, if LiteRT lacks a
+    kernel.
     """
     sources = _sources(model, trained)
 
@@ -51,7 +50,7 @@ def inference_file(
         rng = np.random.default_rng(0)
         for variable in trained:
             variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
-        content = convert(infer)
+        [content] = convert_function(model, infer, "--export: LiteRT cannot run this network", False)
         values = [source().numpy() for source in sources]
     places = [_place(content, value) for value in values]
     found = [place for place in places if place is not None]

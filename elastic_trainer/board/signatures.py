@@ -20,9 +20,9 @@ update is that of `engine.optimizers.SGDW`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -38,7 +38,7 @@ from elastic_trainer.engine.prefix import find_cut
 from elastic_trainer.engine.step import BatchFunction, TrainStep, drop_missing
 from elastic_trainer.engine.task import Examples, ImageClassification
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
-from elastic_trainer.networks.tflite import convert_module, inference_module, missing_kernels
+from elastic_trainer.networks.tflite import naming_missing_kernels
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import silenced
 
@@ -63,27 +63,123 @@ class WeightedImages(ImageClassification):
         return {"accuracy": tf.reduce_sum(weights * tf.cast(correct, tf.float32))}
 
 
-class StepFunctions(NamedTuple):
-    """What trains one selection: specs of the features by name, [part, …], and the signatures of a step.
+class TrainingFunctions:
+    """The functions that train one selection.
 
     Random numbers of a step are inputs of `gradients`: `random_0`, … are uniform from 0 to 1, as for dropout;
     `normal_0`, … have a standard normal distribution.
+
+    Args:
+        model: a classifier of images that returns logits.
+        optimizer: built for all of `model.trainable_variables`.
+        mask: bool [N] over them, what trains.
+        part: images that are computed at a time.
+        arrays: what `fill` returns: a traced function without inputs, or None.
+        formulas: of operations; empty for TensorFlow.
+
+    Attributes:
+        features: specs of the features by name, [part, …].
+        signatures, traced: all functions by name, and the same traced.
+
+    Raises:
+        UserError: an operation is not covered, or the optimizer is not SGD.
     """
 
-    features: dict[str, tf.TensorSpec]
-    signatures: dict[str, Signature]
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        mask: np.ndarray,
+        part: int,
+        arrays: Any = None,
+        formulas: Formulas = FORMULAS,
+    ) -> None:
+        if not isinstance(optimizer, SGDW):
+            raise UserError("--export: a board trains with --optimizer sgd only")
+        self.variables = variables = BoardVariables(model, optimizer, mask)
+        self._formulas = formulas
+        self.features, signatures = self._step(model, optimizer, mask, part)
+        self.signatures = {**variables.signatures(), **signatures}
+
+        def fill() -> Values:
+            results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values(), formulas)
+            return {f"array_{index}": value for index, value in enumerate(results)}
+
+        if arrays is not None:
+            self.signatures["fill"] = Signature(fill, {})
+        self.traced = {
+            name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
+            for name, signature in self.signatures.items()
+        }
+
+    def _step(
+        self, model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int
+    ) -> tuple[dict[str, tf.TensorSpec], dict[str, Signature]]:
+        """The specs of the features, and the signatures of a step."""
+        task, variables = WeightedImages(model), self.variables
+        step = TrainStep(task, optimizer, part, mask, with_products=False)
+        inference = _inference(model, task, step, part)
+        images = tf.TensorSpec((part, *model.input_shape[1:]))
+        cut, others, inferred_from = _cuts(step, inference, images)
+        specs = {f"features_{index}": tf.TensorSpec(tensor.shape) for index, tensor in enumerate((*cut, *others))}
+        names = [*specs]
+        found, trained = drop_missing(step.gradients, step.variables)
+        with step.graph.as_default():
+            results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, found)]
+        given = dict(zip([*names[: len(cut)], "labels", "weights"], [*cut, *step.targets], strict=True))
+        given |= random_tensors(step.graph, results, [tensor.name for tensor in given.values()])
+        batch = {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in given.items()}
+        batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
+
+        def features(images: tf.Tensor) -> Values:
+            values = self._compute(step, cut, {step.inputs[0].name: images})
+            values += self._compute(inference, others, {inference.inputs[0].name: images})
+            return {name: tf.identity(value) for name, value in zip(names, values, strict=True)}
+
+        def infer(**features: tf.Tensor) -> Values:
+            feeds = {
+                tensor.name: value for name, value in features.items() for tensor in inferred_from[names.index(name)]
+            }
+            found = inference.packed(self._compute(inference, inference.graph.outputs, feeds))
+            return {name: tf.identity(value) for name, value in found.items()}
+
+        def gradients(**values: tf.Tensor) -> Values:
+            feeds = {given[name].name: value for name, value in values.items()}
+            loss, accuracy, *found = self._compute(step, results, feeds)
+            variables.add(trained, found)
+            return {"loss": loss, "accuracy": accuracy}
+
+        def update(rate: tf.Tensor) -> Values:
+            variables.update(trained, tf.reshape(rate, ()))
+            return done()
+
+        return specs, {
+            "features": Signature(features, {"images": images}),
+            "infer": Signature(infer, {names[index]: specs[names[index]] for index in inferred_from}),
+            "gradients": Signature(gradients, batch),
+            # LiteRT 1.4 to 2.1 on ARM crash without an axis.
+            "update": Signature(update, {"rate": tf.TensorSpec((1,))}),
+        }
+
+    def _compute(self, function: BatchFunction, tensors: Sequence[Any], feeds: dict[str, Any]) -> list[Any]:
+        return rebuild(function.graph, tensors, feeds, self.variables.values(), self._formulas)
+
+    def litert_file(self) -> bytes:
+        """The file of LiteRT's own kernels. Raises `UserError`, which names the operation, if one is lacking."""
+        module = self.variables.module
+        module.kept_functions = [*self.traced.values()]
+        what = "--export: LiteRT cannot train this network"
+        with naming_missing_kernels(what), tempfile.TemporaryDirectory() as folder, silenced():
+            tf.saved_model.save(module, folder, signatures=self.traced)
+            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*self.traced])
+            converter.experimental_enable_resource_variables = True
+            content: bytes = converter.convert()
+        return content
 
 
-def step_functions(
-    model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int, variables: BoardVariables, formulas: Formulas
-) -> StepFunctions:
-    """The functions of the selection `mask`, for parts of `part` images, by `formulas`. Raises `UserError` as
-    `rebuild`."""
-    task = WeightedImages(model)
-    step = TrainStep(task, optimizer, part, mask, with_products=False)
-    folded = {id(variable) for variable in step.variables}
-
-    head = linear_head(model)
+def _inference(model: keras.Model, task: WeightedImages, step: TrainStep, part: int) -> BatchFunction:
+    """The forward pass without training, and what the head reads where that is clear."""
+    head, folded = linear_head(model), {id(variable) for variable in step.variables}
 
     def forward(inputs: Structure, targets: Structure, weights: Structure) -> dict[str, tf.Tensor]:
         seen: AbstractContextManager[list[tf.Tensor]] = nullcontext([]) if head is None else recorded_inputs(head)
@@ -91,49 +187,7 @@ def step_functions(
             results = {"logits": task.outputs(inputs, training=False)}
         return results | ({"head_inputs": read[0]} if len(read) == 1 and read[0].shape.rank == 2 else {})
 
-    inference = BatchFunction(forward, task.signature(part), step.variables)
-    images = tf.TensorSpec((part, *model.input_shape[1:]))
-    cut, others, inferred_from = _cuts(step, inference, images)
-    specs = {f"features_{index}": tf.TensorSpec(tensor.shape) for index, tensor in enumerate((*cut, *others))}
-    names = [*specs]
-    found, trained = drop_missing(step.gradients, step.variables)
-    with step.graph.as_default():
-        results = [*step.graph.outputs[:2], *map(tf.convert_to_tensor, found)]
-    given = dict(zip([*names[: len(cut)], "labels", "weights"], [*cut, *step.targets], strict=True))
-    given |= random_tensors(step.graph, results, [tensor.name for tensor in given.values()])
-    batch = {name: tf.TensorSpec(tensor.shape, tensor.dtype) for name, tensor in given.items()}
-    batch |= {"labels": tf.TensorSpec((part,), tf.int32), "weights": tf.TensorSpec((part,))}
-
-    def compute(function: BatchFunction, tensors: Sequence[Any], feeds: dict[str, Any]) -> list[Any]:
-        return rebuild(function.graph, tensors, feeds, variables.values(), formulas)
-
-    def features(images: tf.Tensor) -> Values:
-        values = compute(step, cut, {step.inputs[0].name: images})
-        values += compute(inference, others, {inference.inputs[0].name: images})
-        return {name: tf.identity(value) for name, value in zip(names, values, strict=True)}
-
-    def infer(**features: tf.Tensor) -> Values:
-        feeds = {tensor.name: value for name, value in features.items() for tensor in inferred_from[names.index(name)]}
-        found = inference.packed(compute(inference, inference.graph.outputs, feeds))
-        return {name: tf.identity(value) for name, value in found.items()}
-
-    def gradients(**values: tf.Tensor) -> Values:
-        feeds = {given[name].name: value for name, value in values.items()}
-        loss, accuracy, *found = compute(step, results, feeds)
-        variables.add(trained, found)
-        return {"loss": loss, "accuracy": accuracy}
-
-    def update(rate: tf.Tensor) -> Values:
-        variables.update(trained, tf.reshape(rate, ()))
-        return done()
-
-    signatures = {
-        "features": Signature(features, {"images": images}),
-        "infer": Signature(infer, {names[index]: specs[names[index]] for index in inferred_from}),
-        "gradients": Signature(gradients, batch),
-        "update": Signature(update, {"rate": tf.TensorSpec((1,))}),  # LiteRT 1.4 to 2.1 on ARM crash without an axis
-    }
-    return StepFunctions(specs, signatures)
+    return BatchFunction(forward, task.signature(part), step.variables)
 
 
 def _cuts(
@@ -169,84 +223,3 @@ def _values(function: BatchFunction, tensors: Sequence[tf.Tensor], images: tf.Te
     name = function.inputs[0].name
     compute = tf.function(lambda given: rebuild(function.graph, tensors, {name: given}, {}, {}), autograph=False)
     return [value.numpy() for value in compute.get_concrete_function(images)(images)]
-
-
-class TrainingFunctions:
-    """The functions of one or more selections, which share their variables.
-
-    Args:
-        model: a classifier of images that returns logits.
-        optimizer: built for all of `model.trainable_variables`.
-        masks: bool [N] over them, what each selection trains.
-        part: images that are computed at a time.
-        arrays: what `fill` returns: a traced function without inputs, or None.
-        formulas: of operations; empty for TensorFlow.
-
-    Attributes:
-        steps: of each selection.
-        signatures, traced: all functions by name, and the same traced.
-
-    Raises:
-        UserError: an operation is not covered, or the optimizer is not SGD.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        optimizer: keras.optimizers.Optimizer,
-        masks: Sequence[np.ndarray],
-        part: int,
-        arrays: Any = None,
-        formulas: Formulas = FORMULAS,
-    ) -> None:
-        if not isinstance(optimizer, SGDW):
-            raise UserError("--export: a board trains with --optimizer sgd only")
-        self.variables = variables = BoardVariables(model, optimizer, np.any(masks, axis=0))
-        self.steps = [step_functions(model, optimizer, mask, part, variables, formulas) for mask in masks]
-        self.signatures = variables.signatures()
-        for index, step in enumerate(self.steps):
-            self.signatures |= {suffixed(name, index): signature for name, signature in step.signatures.items()}
-
-        def fill() -> Values:
-            results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values(), formulas)
-            return {f"array_{index}": value for index, value in enumerate(results)}
-
-        if arrays is not None:
-            self.signatures["fill"] = Signature(fill, {})
-        self.traced = {
-            name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
-            for name, signature in self.signatures.items()
-        }
-
-    def litert_file(self) -> bytes:
-        """The file of LiteRT's own kernels. Raises `UserError`, which names the operation, if one is lacking."""
-        module = self.variables.module
-        module.kept_functions = [*self.traced.values()]
-        with _naming_missing_kernels(), tempfile.TemporaryDirectory() as folder, silenced():
-            tf.saved_model.save(module, folder, signatures=self.traced)
-            converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=[*self.traced])
-            converter.experimental_enable_resource_variables = True
-            content: bytes = converter.convert()
-        return content
-
-
-def suffixed(name: str, selection: int) -> str:
-    """The name of a signature of a selection: those of the second end in `_1`, and so on."""
-    return f"{name}_{selection}" if selection else name
-
-
-def converted_function(model: keras.Model, function: Callable[..., Any]) -> bytes:
-    """A function of one image float32 [1, size, size, 3] that calls `model`, for LiteRT.
-
-    Raises `UserError`, which names the operation, if LiteRT lacks a kernel.
-    """
-    with _naming_missing_kernels():
-        return convert_module(inference_module(model, function))
-
-
-@contextmanager
-def _naming_missing_kernels() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # ConverterError is not public
-        raise UserError(f"--export: LiteRT cannot train this network: {missing_kernels(error)}") from error

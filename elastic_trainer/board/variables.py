@@ -44,11 +44,10 @@ class BoardVariables:
     def __init__(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray) -> None:
         self._optimizer = optimizer
         self.sources = [*compress(model.trainable_variables, mask)]  # of the network
-        constrained = next((variable for variable in self.sources if variable.constraint is not None), None)
-        if constrained is not None:
-            raise UserError(f"--export: {constrained.path} has a constraint, which a board does not apply")
         self._copies: list[_Copy] = []
         for place, source in zip(np.flatnonzero(mask), self.sources, strict=True):
+            if source.constraint is not None:
+                raise UserError(f"--export: {source.path} has a constraint, which a board does not apply")
             weights = tf.Variable(source.numpy())
             momentum, gradient = (tf.Variable(tf.zeros(weights.shape)) for _ in range(2))
             is_clipped = optimizer.clipping is not None and place not in optimizer.unclipped

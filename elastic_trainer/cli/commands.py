@@ -254,6 +254,9 @@ def _evaluation(given: Mapping[str, Any]) -> Evaluation:
         )
     sizes = {"input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
     settings = Settings(**{**sizes, **values, **given, "augment": "none"})
+    if is_for_board(settings):
+        instead = f"cannot be combined with --evaluate; give --weights {model.parent} instead"
+        raise UserError(f"--export {settings.export}: {instead}")
     folder, names = settings.logdir / f"evaluated_{model.stem}", None
     if run is not None:
         folder = model.parent if model.stem == "best" else model.parent / model.stem

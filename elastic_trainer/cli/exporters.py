@@ -12,8 +12,8 @@ class Exporter:
     """A format of `--export`."""
 
     # Writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left before a
-    # deadline -> a report for the user. If it `is_for_board`, it is written instead of training: the settings or
-    # `settings.Evaluation`, the model, `ImageData`, and the timing table if the scheme has one -> a report.
+    # deadline -> a report for the user. If it `is_for_board`, it is written instead of training: the settings, the
+    # model, `ImageData`, and the time budget if the scheme has one -> a report.
     export: Callable[..., str]
     file: str  # the last one that it writes
     # Model -> what converting it takes on this device now, so that a deadline leaves time for it.
@@ -41,6 +41,5 @@ def _export_for_board(*args: Any) -> str:
 
 EXPORTERS: dict[str, Exporter] = {
     "tflite": Exporter(_export_tflite, "export.json", _conversion_seconds),
-    "train_tflite": Exporter(_export_for_board, "train.tflite", is_for_board=True),
-    "train_graph": Exporter(_export_for_board, "train.pb", is_for_board=True),
+    "board": Exporter(_export_for_board, "board.json", is_for_board=True),
 }

@@ -49,12 +49,7 @@ class Prepared:
     plan: Iterable[str] = ()  # lines; none without times
 
 
-def resolve(
-    settings: Settings,
-    model: keras.Model,
-    load: Load,
-    retimed: Callable[[TimingTable, int], TimingTable] | None = None,
-) -> Prepared:
+def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
     """Choose what `settings` leave open, and print a line on each choice.
 
     Args:
@@ -62,7 +57,6 @@ def resolve(
         model: its network.
         load: reads its images, for the settings as chosen so far, and how many MB of them may stay in memory
             (None: see `datasets.images.read`).
-        retimed: makes the timing table of another device, whose memory is not known, of this one's and the batch size.
 
     Raises:
         UserError: the least that the scheme may train does not fit into memory or into its time budget; or the run to
@@ -70,12 +64,9 @@ def resolve(
     """
     is_elastic, is_resumed = SCHEMES[settings.train_type].is_elastic, settings.resume and is_run(settings.folder)
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
-    settings = _choose_sizes(settings, steps, may_split=retimed is None)
-    if retimed is None:  # its times come without its memory
-        _check_memory(settings, steps)
+    settings = _choose_sizes(settings, steps)
+    _check_memory(settings, steps)
     table = _find_table(settings, steps, is_resumed) if is_elastic else None
-    if table is not None and retimed is not None:
-        table = retimed(table, settings.batch_size)
     data = load(settings, _images_mb(settings, steps))
     if is_resumed:
         check_images(settings.folder, data.record())
@@ -99,7 +90,7 @@ def part_of(settings: Settings) -> Settings:
 # --- sizes that fit into memory ---------------------------------------------------------------------------------------
 
 
-def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Settings:
+def _choose_sizes(settings: Settings, steps: TracedSteps) -> Settings:
     """Choose the batch, its parts, and the learning rate: small where there are few images, and where memory is little.
 
     A step takes the batch in parts where memory is little; where that is not possible, the batch is smaller. The memory
@@ -117,7 +108,7 @@ def _choose_sizes(settings: Settings, steps: TracedSteps, may_split: bool) -> Se
     chooses_parts = settings.micro_batch is None
     settings = replace(settings, micro_batch=settings.micro_batch or 0)
     if not steps.certainly_fit(batch_size):
-        is_here = may_split and SCHEMES[settings.train_type].can_split and not is_for_board(settings)
+        is_here = SCHEMES[settings.train_type].can_split and not is_for_board(settings)
         if chooses_parts and is_here:
             for each in (needed, _needed(settings, steps, is_least=True)):
                 rows = rows or memory.fitting_size(partial(each, batch_size), batch_size)

@@ -7,20 +7,34 @@ from here, all others from keras.applications, so every network of Keras can be 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
 from elastic_trainer.networks.efficientnet_lite import OFFSET, SCALE, efficientnet_lite
 from elastic_trainer.settings.network_names import KERAS_NETWORKS, PACKAGED_NETWORK, WIDTHS
 from elastic_trainer.system.errors import UserError, first_line, importing
 
 SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
-_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)  # ViT: 0…255 to -1…1, as `_scaling` returns it
+
+# Whether the channels of images in 0…255 are reversed, and the scale and offset of each. Keras' functions for that
+# cannot be saved as layers.
+_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)
+_CAFFE = (True, [1.0] * 3, [-103.939, -116.779, -123.68])
+_DEVIATIONS = (0.229, 0.224, 0.225)
+_TORCH = (
+    False,
+    [1 / 255 / deviation for deviation in _DEVIATIONS],
+    [-mean / deviation for mean, deviation in zip((0.485, 0.456, 0.406), _DEVIATIONS, strict=True)],
+)
+_SCALINGS = {  # by module of keras.applications; other backbones have a layer for it
+    **dict.fromkeys(("mobilenet", "mobilenet_v2", "inception_v3", "inception_resnet_v2"), _PLUS_MINUS_ONE),
+    **dict.fromkeys(("nasnet", "resnet_v2", "xception"), _PLUS_MINUS_ONE),
+    **dict.fromkeys(("resnet", "vgg16", "vgg19"), _CAFFE),
+    "densenet": _TORCH,
+}
 
 
 class Architecture(NamedTuple):
@@ -37,45 +51,23 @@ def architecture(name: str) -> Architecture:
     if name == "vit":
         return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
     if name == PACKAGED_NETWORK:
-        preprocess = partial(_preprocess, False, [SCALE] * 3, [OFFSET] * 3)
-        return Architecture(lambda size, alpha, weights: efficientnet_lite(size, weights), preprocess)
+        scaled = partial(_preprocess, False, [SCALE] * 3, [OFFSET] * 3)
+        return Architecture(lambda size, alpha, weights: efficientnet_lite(size, weights), scaled)
     keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
     function = getattr(keras.applications, keras_name)
-    module = sys.modules[function.__module__]
+    scaling = _SCALINGS.get(function.__module__.rpartition(".")[2])
+    preprocess: Callable[..., Any] = partial(_preprocess, *scaling) if scaling else lambda images: images
 
     def build(size: int, alpha: float, weights: str | None) -> keras.Model:
         width = {"alpha": alpha} if name in WIDTHS else {}
         return function(input_shape=(size, size, 3), include_top=False, weights=weights, **width)
 
-    return Architecture(build, partial(_preprocess, *_scaling(module.preprocess_input)))
-
-
-def _scaling(preprocess_input: Callable[[np.ndarray], np.ndarray]) -> tuple[bool, list[float], list[float]]:
-    """Whether a `preprocess_input` function of Keras reverses the channels, and its scale and offset of each.
-
-    Keras' function can be neither saved nor traced as a layer. Its scale and offset are therefore found from its
-    results for a black and a white image, and a layer with the same effect is built from them.
-    """
-    floatx = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    try:
-        offset, white = preprocess_input(np.array([[[[0.0] * 3]], [[[255.0] * 3]]]))[:, 0, 0]
-        sample = np.random.default_rng(0).uniform(0, 255, (1, 2, 2, 3))
-        expected = preprocess_input(sample.copy())
-    finally:
-        keras.config.set_floatx(floatx)
-    scale = ((white - offset) / 255).round(12)
-    for reverse in (False, True):
-        if np.allclose((sample[..., ::-1] if reverse else sample) * scale + offset, expected, atol=1e-6):
-            return reverse, scale.tolist(), offset.tolist()
-    raise NotImplementedError(f"{preprocess_input.__module__}.preprocess_input does more than scale channels")
+    return Architecture(build, preprocess)
 
 
 def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: keras.KerasTensor) -> keras.KerasTensor:
     if reverse:
         images = keras.ops.flip(images, axis=-1)
-    if scale == [1.0] * 3 and offset == [0.0] * 3:  # the backbone has a layer for it
-        return images
     common = [values[0] if len(set(values)) == 1 else values for values in (scale, offset)]
     return keras.layers.Rescaling(*common)(images)
 
@@ -112,9 +104,9 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
         url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
-        where = f"{url[0]} on a machine that has" if url else "them on a machine that has"
+        then = "put it into ~/.keras/weights" if name == "vit" else "give --weights FILE"
         raise UserError(
-            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch {where} "
-            f"one, and give --weights FILE or --weights none; or --model_name {PACKAGED_NETWORK}, whose weights are a "
-            "package"
+            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch "
+            f"{url[0] if url else 'them'} on a machine that has one, and {then}; or give --weights none, or "
+            f"--model_name {PACKAGED_NETWORK}, whose weights are a package"
         ) from error

@@ -20,14 +20,12 @@ from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.system.errors import UserError, first_line
 
-_GREY = np.array([[0.299], [0.587], [0.114]], np.float32)  # of red, green and blue: how bright they look
-
 
 def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[keras.Model, keras.Model]:
     """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes` (see `with_logits`).
 
     Its frozen layers are made trainable: the scheme decides what trains. The model must take images [batch, input_size,
-    input_size, 3] in 0…255 and contain the scaling that it needs. One that takes a single channel gets grey images.
+    input_size, 3] in 0…255 and contain the scaling that it needs.
     `name` is a .keras file, or file.py:function, which is called with the input shape (height, width, 3) and the number
     of classes.
 
@@ -44,7 +42,10 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
             given(np.zeros((1, *shape), np.float32))
         _make_trainable(given, name)
         check_finite(given, f"--model_name {name}")
-        model = _for_rgb(freeze_batch_norm(given), shape, name)
+        takes = getattr(given, "input_shape", None)
+        if isinstance(takes, tuple) and takes[-1] not in (3, None):  # Keras itself does not always notice
+            raise ValueError("it does not take three channels")
+        model = freeze_batch_norm(given)
         output = model(keras.Input(shape))
         if len(getattr(output, "shape", ())) == 2:
             model = with_logits(model, shape, num_classes, name)
@@ -85,16 +86,6 @@ def _make_trainable(model: keras.Model, name: str) -> None:
     count = len(model.trainable_weights)
     if count > trained:
         print(f"{name}: {count - trained} of {count} weights were frozen; what trains is decided by --train_type alone")
-
-
-def _for_rgb(model: keras.Model, shape: tuple[int, int, int], name: str) -> keras.Model:
-    """`model` for RGB images, which become grey if it takes one channel. Keras itself would not notice."""
-    takes = getattr(model, "input_shape", None)
-    if not isinstance(takes, tuple) or len(takes) != 4 or takes[-1] != 1:
-        return model
-    print(f"{name}: takes images with one channel; they are converted to grey")
-    images = keras.Input(shape)
-    return keras.Model(images, model(keras.ops.matmul(images, _GREY)), name=model.name)
 
 
 def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:

@@ -124,14 +124,11 @@ def read_state(file: BinaryIO) -> dict[str, np.ndarray]:
         for key in _State(file).load():
             [size] = np.frombuffer(file.read(8), "<i8")
             stored[key] = np.frombuffer(file.read(int(size) * places[key].itemsize), places[key])
-        return {name: _view(stored[key], *place) for name, (_, key, *place) in tensors.items()}
+        return {
+            name: np.lib.stride_tricks.as_strided(
+                stored[key][offset:], shape, [stored[key].itemsize * n for n in strides]
+            )
+            for name, (_, key, offset, shape, strides) in tensors.items()
+        }
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
-
-
-def _view(values: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """A part of stored values. Raises `ValueError` if it reaches beyond them."""
-    last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
-    if min((offset, *shape, *strides), default=0) < 0 or last >= len(values):
-        raise ValueError("has tensors that reach beyond its end")
-    return np.lib.stride_tricks.as_strided(values[offset:], shape, [values.itemsize * one for one in strides])

@@ -1,8 +1,8 @@
 """Makes a classifier return logits, whatever it ends in, and as many of them as there are classes.
 
-What comes out decides whether a model returns probabilities: a softmax may be a layer, an operation, an activation or
-code of the user. It is left out of the model's graph if the rest then gives the same probabilities. In a model without
-a graph it stays, and the logarithm of its probabilities replaces the logits: softmax(log p) = p.
+A softmax may be a layer, an operation, an activation or code of the user. It is left out of the model's graph if the
+rest, with a softmax, gives the same probabilities. In a model without a graph it stays, and the logarithm of its
+probabilities replaces the logits: softmax(log p) = p.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastic_trainer.networks.tensors import HEAD, head_mask, restored
+from elastic_trainer.networks.tensors import HEAD
 
 TOLERANCE = 1e-2  # of probabilities; half precision has two digits
-_IMAGES = 3  # of noise, for each setting of the head
-_SMALLEST = {"softmax": 1e-37, "sigmoid": 1e-7}  # distance of a probability from 0 and, for a sigmoid, from 1
+_IMAGES = 3  # of noise
+_SMALLEST = 1e-37  # probability whose logarithm is taken
 
 # (operation, its input, its output) -> what may take the place of the output.
 _Replacements = Callable[[Any, Any, Any], Iterator[Any]]
@@ -29,29 +29,32 @@ def with_logits(model: keras.Model, shape: Sequence[int], num_classes: int, name
     Prints a line for each change, with the model's `name`. The layers are those of `model`, so its weights are too. It
     maps images [batch, *shape] to a tensor [batch, outputs].
     """
-    probe = _Probe(model, shape)
-    answers = probe(model)
-    kind = _kind(answers)
-    plain = None if kind is None else _left_out(model, kind, probe, answers)
-    if plain is not None:
-        print(f"{name}: stripping the final {kind}; what it reads are the logits")
-        model, kind = plain, None
-    model = _with_new_head(model, num_classes, name)
-    if kind is None:
-        return model
-    print(f"{name}: returns probabilities; its {kind} cannot be left out, so their logarithm is used as logits")
-    inputs = keras.Input(tuple(shape), name="image")
-    return keras.Model(inputs, _logarithm(model(inputs), kind), name=model.name)
-
-
-def _left_out(model: keras.Model, kind: str, probe: _Probe, answers: np.ndarray) -> keras.Model | None:
-    """`model` without the last activation, if it has a graph and is the same again after an activation of `kind`."""
-    activation = getattr(keras.ops, kind)
+    images = np.random.default_rng(0).uniform(0, 255, (_IMAGES, *shape)).astype(np.float32)
+    answers = _outputs(model, images)
     for output in _rewired(_graph_output(model), _without_activation):
         plain = _ending_in(output, model)
-        if np.allclose(activation(probe(plain)), answers, atol=TOLERANCE, rtol=0, equal_nan=True):
-            return plain
-    return None
+        found = _outputs(plain, images)
+        if np.array_equal(found, answers):  # what was left out does nothing
+            continue
+        kind = next((kind for kind in ("softmax", "sigmoid") if _agree(getattr(keras.ops, kind)(found), answers)), None)
+        if kind is not None:
+            print(f"{name}: stripping the final {kind}; what it reads are the logits")
+            return _with_new_head(plain, num_classes, name)
+    model = _with_new_head(model, num_classes, name)
+    if not ((answers >= 0).all() and _agree(answers.sum(axis=-1), np.ones(_IMAGES))):
+        return model
+    print(f"{name}: returns probabilities; its softmax cannot be left out, so their logarithm is used as logits")
+    inputs = keras.Input(tuple(shape), name="image")
+    probabilities = keras.ops.cast(model(inputs), "float32")
+    return keras.Model(inputs, keras.ops.log(keras.ops.maximum(probabilities, _SMALLEST)), name=model.name)
+
+
+def _outputs(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    return keras.ops.convert_to_numpy(keras.ops.cast(model(images, training=False), "float32"))
+
+
+def _agree(found: Any, wanted: np.ndarray) -> bool:
+    return np.allclose(found, wanted, atol=TOLERANCE, rtol=0)
 
 
 def _with_new_head(model: keras.Model, num_classes: int, name: str) -> keras.Model:
@@ -76,54 +79,6 @@ def _graph_output(model: keras.Model) -> Any:
     """The one output in the graph of `model`; None if it has no graph or several outputs."""
     outputs: list[Any] = getattr(model, "outputs", None) or []
     return outputs[0] if len(outputs) == 1 else None
-
-
-class _Probe:
-    """What a model returns for noise, with its own head and with two heads of random weights.
-
-    The weights of the second are those of the first with the other sign. A model whose logits happen to lie between 0
-    and 1, or to sum to 1, gives itself away.
-    """
-
-    def __init__(self, model: keras.Model, shape: Sequence[int]) -> None:
-        rng = np.random.default_rng(0)
-        self._images = rng.uniform(0, 255, (_IMAGES, *shape)).astype(np.float32)
-        variables = model.trainable_variables
-        self._head = [variables[k] for k in np.flatnonzero(head_mask(model))] if variables else []
-        self._noise = [rng.normal(0, 10, variable.shape).astype(np.float32) for variable in self._head]
-
-    def __call__(self, model: keras.Model) -> np.ndarray:
-        """Outputs [3 * _IMAGES, outputs] of a model with the same head. Its weights are the same afterwards."""
-        answers = [self._outputs(model)]
-        with restored(self._head):
-            for sign in (1, -1):
-                for variable, noise in zip(self._head, self._noise, strict=True):
-                    variable.assign(sign * noise)
-                answers.append(self._outputs(model))
-        return np.concatenate(answers)
-
-    def _outputs(self, model: keras.Model) -> np.ndarray:
-        return keras.ops.convert_to_numpy(keras.ops.cast(model(self._images, training=False), "float32"))
-
-
-def _kind(answers: np.ndarray) -> str | None:
-    """The activation that makes such `answers`: "softmax", "sigmoid", or None for logits."""
-    answers = answers[np.isfinite(answers).all(axis=-1)]
-    if not (answers >= 0).all() or not answers.any():  # a new head of zeros returns zeros
-        return None
-    if np.allclose(answers.sum(axis=-1), 1, atol=TOLERANCE):
-        return "softmax"
-    return "sigmoid" if (answers <= 1).all() else None
-
-
-def _logarithm(probabilities: Any, kind: str) -> Any:
-    """The logits of probabilities, up to those that are rounded to 0."""
-    ops, smallest = keras.ops, _SMALLEST[kind]
-    p = ops.cast(probabilities, "float32")
-    if kind == "softmax":
-        return ops.log(ops.maximum(p, smallest))
-    p = ops.clip(p, smallest, 1 - smallest)
-    return ops.log(p) - ops.log(1 - p)
 
 
 def _rewired(tensor: Any, replacements: _Replacements) -> Iterator[Any]:

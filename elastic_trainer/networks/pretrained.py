@@ -20,10 +20,10 @@ from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from elastic_trainer.settings.network_names import is_custom_model
-from elastic_trainer.system.errors import UserError, first_few, first_line, importing
+from elastic_trainer.system.errors import UserError, first_few, first_line
 from elastic_trainer.system.files import check_unpacked
 
-KINDS = ".h5, .weights.h5, .keras, .npz (ViT), or the folder of a run that saved its model"
+KINDS = ".h5, .weights.h5, .keras, or the folder of a run that saved its model"
 
 
 class Classes(NamedTuple):
@@ -39,8 +39,8 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
     Args:
         model: a classifier.
         backbone: the part of `model` without the head; of a custom model the user's model, head included.
-        path: .h5 or .weights.h5 of the backbone, .npz of vit-keras, a .keras file, or the folder of a run. The last two
-            also supply the head, see `_keep_head`.
+        path: .h5 or .weights.h5 of the backbone, a .keras file, or the folder of a run. The last two also supply the
+            head, see `_keep_head`.
         name: of the network, for the error if the file is missing, damaged, or belongs to another network.
         classes: of the network and of the model in `path`; None if the names of either are unknown.
     """
@@ -50,8 +50,6 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
         path = _model_of_run(path)
     if path.suffix == ".keras":
         _from_model(model, path, name, classes)
-    elif path.suffix == ".npz":
-        _from_numpy(backbone, path, name)
     elif path.suffix == ".h5":
         load_saved(backbone, path, "--weights", name if is_custom_model(name) else f"{name} without its top layers")
     else:
@@ -116,28 +114,6 @@ def _mismatch(error: Exception) -> str:
     """The first line of Keras' error, and its example of a layer that does not fit, if it gives one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
-
-
-def _from_numpy(backbone: keras.Model, path: Path, name: str) -> None:
-    """Load ViT's weights as vit-keras publishes them. The position table is interpolated to the input size."""
-    with importing(f"--weights {path}"):
-        from vit_keras import utils as vit_utils
-
-    if name != "vit":
-        raise UserError(f"--weights {path}: an .npz file is for vit; {name} takes {KINDS}")
-    patches = backbone.input_shape[1] // 16
-    try:
-        with zipfile.ZipFile(path) as archive:
-            check_unpacked(archive)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            vit_utils.load_weights_numpy(backbone, path, False, patches, patches)
-    except Exception as error:  # vit-keras raises assertion errors, key errors and shape errors
-        reason = f"lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise UserError(f"--weights {path}: is damaged or does not fit ViT-B/16: {reason}") from error
-    for warning in caught:
-        if "Resizing" in str(warning.message):
-            print(f"{path.name}: position table interpolated to {patches}×{patches} patches")
 
 
 def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | None) -> None:

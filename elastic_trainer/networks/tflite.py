@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
@@ -27,11 +27,8 @@ def convert(model: keras.Model, *quantise: bool) -> list[bytes]:
 
     Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
     """
-    try:
-        module = inference_module(model, lambda image: {"logits": model(image, training=False)})
-        return [convert_module(module, each) for each in quantise]
-    except Exception as error:  # ConverterError is not public, and tracing a custom layer may raise anything
-        raise UserError(f"--export tflite: TensorFlow Lite cannot run this model: {missing_kernels(error)}") from error
+    what = "--export tflite: TensorFlow Lite cannot run this model"
+    return convert_function(model, lambda image: {"logits": model(image, training=False)}, what, *quantise)
 
 
 def conversion_seconds(model: keras.Model) -> float:
@@ -41,27 +38,37 @@ def conversion_seconds(model: keras.Model) -> float:
     return time.perf_counter() - start
 
 
-def inference_module(model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> tf.Module:
-    """A module without variables, whose `infer` is `function` of one image [1, size, size, 3], which calls `model`."""
+def convert_function(
+    model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]], what: str, *quantise: bool
+) -> list[bytes]:
+    """As `convert`, of a `function` of one image that calls `model`; `what` starts the message of the error."""
     module, spec = tf.Module(), tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
-    traced = tf.function(function, input_signature=[spec]).get_concrete_function()
-    module.frozen, results = convert_variables_to_constants_v2(traced), traced.structured_outputs
-    module.infer = tf.function(
-        lambda image: tf.nest.pack_sequence_as(results, module.frozen(image)), input_signature=[spec]
-    )
-    return module
+    files = []
+    with naming_missing_kernels(what):
+        traced = tf.function(function, input_signature=[spec]).get_concrete_function()
+        module.frozen, results = convert_variables_to_constants_v2(traced), traced.structured_outputs
+        module.infer = tf.function(
+            lambda image: tf.nest.pack_sequence_as(results, module.frozen(image)), input_signature=[spec]
+        )
+        for each in quantise:
+            with silenced():  # the converter logs each of its passes
+                converter = tf.lite.TFLiteConverter.from_concrete_functions(
+                    [module.infer.get_concrete_function()], module
+                )
+                converter.optimizations = [tf.lite.Optimize.DEFAULT] if each else []
+                files.append(converter.convert())
+    return files
 
 
-def convert_module(module: Any, quantise: bool = False) -> bytes:
-    """The TensorFlow Lite file of an `inference_module`."""
-    with silenced():  # the converter logs each of its passes
-        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.infer.get_concrete_function()], module)
-        if quantise:
-            converter.optimizations = [tf.lite.Optimize.DEFAULT]
-        return converter.convert()
+@contextmanager
+def naming_missing_kernels(what: str) -> Iterator[None]:
+    """A failure of the converter, or of tracing a custom layer, becomes a `UserError` that starts with `what`.
 
-
-def missing_kernels(error: Exception) -> str:
-    """The operations that the converter lacks, if its error message names them; else the first line of the message."""
-    missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
-    return f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]
+    It names the operations that have no kernel, if the converter does.
+    """
+    try:
+        yield
+    except Exception as error:  # ConverterError is not public, and a custom layer may raise anything
+        missing = re.search(r"(?:Custom|Select TF|TF Select|Flex) ops: *([\w, ]+)", str(error))
+        reason = f"it has no kernel for {missing[1].strip()}" if missing else first_line(error)[:300]
+        raise UserError(f"{what}: {reason}") from error

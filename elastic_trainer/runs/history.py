@@ -27,20 +27,27 @@ class Clocks:
     """Seconds spent on training (which includes selection), on selection, on validation, and since the start.
 
     Attributes:
-        spans: start and end of each period of training, in seconds since 1970.
+        spans: start and end of each period of training, in seconds since 1970 by the clock at the start of its process.
+        clock_shift: by how many seconds that clock was set until training last stopped, the most of all processes.
         meter: returns joules since a fixed moment, or None if unknown; read when training starts and stops.
         joules: energy of training before the current period; None once a part of it is unknown.
     """
 
     def __init__(
-        self, elapsed: float = 0.0, joules: float | None = 0.0, spans: Sequence[Any] = (), **seconds: float
+        self,
+        elapsed: float = 0.0,
+        joules: float | None = 0.0,
+        spans: Sequence[Any] = (),
+        clock_shift: float = 0.0,
+        **seconds: float,
     ) -> None:
         self._seconds = {"training": 0.0, "selection": 0.0, "validation": 0.0, **seconds}
         self._started: dict[str, float] = {}
         self._start_time = time.perf_counter() - elapsed
-        self.joules, self.spans = joules, [*spans]
+        self.joules, self.spans, self.clock_shift = joules, [*spans], clock_shift
+        self._offset = time.time() - time.perf_counter()  # of the time of day, which jumps where a board sets its clock
         self.meter: Callable[[], float | None] = lambda: None
-        self._training_started: tuple[float, float | None] = (0.0, None)
+        self._joules_before: float | None = None
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -65,15 +72,17 @@ class Clocks:
 
     def _start(self, name: str) -> None:
         if name == "training":
-            self._training_started = time.time(), self.meter()
+            self._joules_before = self.meter()
         self._started[name] = time.perf_counter()
 
     def _stop(self, name: str) -> None:
-        seconds = time.perf_counter() - self._started.pop(name)
-        self._seconds[name] += seconds
+        start, end = self._started.pop(name), time.perf_counter()
+        self._seconds[name] += end - start
         if name == "training":
-            (start, before), after = self._training_started, self.meter()
-            self.spans.append([start, start + seconds])  # the time of day jumps where a board sets its clock
+            before, after = self._joules_before, self.meter()
+            self.spans.append([start + self._offset, end + self._offset])
+            shift = time.time() - time.perf_counter() - self._offset
+            self.clock_shift = max(self.clock_shift, shift, key=abs)
             if self.joules is not None:
                 self.joules = None if before is None or after is None else self.joules + after - before
 
@@ -91,7 +100,13 @@ class Clocks:
     def to_record(self) -> dict[str, Any]:
         """The arguments of `Clocks` that continue from here, as JSON types."""
         seconds = {name: self.seconds(name) for name in self._seconds}
-        return {**seconds, "elapsed": self.elapsed(), "joules": self.joules, "spans": self.spans}
+        return {
+            **seconds,
+            "elapsed": self.elapsed(),
+            "joules": self.joules,
+            "spans": self.spans,
+            "clock_shift": self.clock_shift,
+        }
 
 
 @dataclass

@@ -141,7 +141,7 @@ class Settings:
         "if they take more"), "no limit", is_free=True)
     micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time. The preset `photos` does so where memory is little; `--export train_tflite` takes parts of 8"),
+        "and takes time. The preset `photos` does so where memory is little; `--export board` takes parts of 8 in LiteRT"),
         "the batch at once", is_free=True)
     plan: bool = switch(BUDGET, (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
@@ -168,8 +168,8 @@ class Settings:
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
         "`tflite`: write the best model for TensorFlow Lite and [check "
         "it](evaluate_and_export.md#export-to-tensorflow-lite); "
-        "also saves `best.keras`. `train_tflite`: do not train; write the folder from which [a board "
-        "trains](small_boards.md) without TensorFlow. `train_graph`: also in the TensorFlow that it has, from 2.6 on"),
+        "also saves `best.keras`. `board`: do not train; write the folder from which [a board "
+        "trains](small_boards.md) in LiteRT, or in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", (
         "do not train; [test](evaluate_and_export.md#evaluate-a-model) the best model in this run's folder, or this "

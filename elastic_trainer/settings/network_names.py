@@ -48,6 +48,12 @@ def known_network(text: str) -> str:
         file = text
     elif text.endswith(".py"):
         raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
+    elif text.endswith(".h5"):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' may hold code, and Keras 3 cannot load DepthwiseConv2D of Keras 2; if you trust it, "
+            "give FILE.py:FUNCTION, a function that returns keras.models.load_model(…, compile=False, custom_objects="
+            "{'DepthwiseConv2D': …}) with a from_config that drops 'groups'"
+        )
     else:
         known = dict.fromkeys((*MODEL_NAMES, PACKAGED_NETWORK, *(name.lower() for name in KERAS_NETWORKS)))
         if text.lower() in known:

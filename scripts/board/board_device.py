@@ -1,4 +1,4 @@
-"""Files, messages and time of a board. Part of board_train.py; Python alone."""
+"""Files, messages, signals and time of a board. Part of board_train.py; Python alone."""
 
 import contextlib
 import errno
@@ -7,22 +7,28 @@ import hashlib
 import json
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import List  # Python 3.6
 
 from board_digests import record_digest
 
 START = time.monotonic()
 HERE = Path(__file__).resolve().parent
-COPY_AGAIN = "copy the folder of the export again"
+CHECKPOINT_SECONDS = 120  # what a power cut may lose
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGPWR") if hasattr(signal, name)
+]
+caught: List[int] = []  # the signal that asks for a stop
 
 
 def fail(text):
     """End with one line. Status 2: the command has to be changed; 1: the disk is full, so it may succeed as it is."""
     error = sys.exc_info()[1]
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    print(f"\rboard_train.py: error: {text}", file=sys.stderr)
+    say(f"\rboard_train.py: error: {text}", file=sys.stderr)
     sys.exit(1 if is_full else 2)
 
 
@@ -30,10 +36,40 @@ def first_line(error):
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def say(text, end="\n", file=None):
+    """Print; where the terminal is gone, do nothing."""
+    with contextlib.suppress(OSError):
+        print(text, end=end, file=file, flush=True)
+
+
 def show(text, end=""):
     """Rewrite the line of progress, if there is a terminal."""
     if sys.stderr.isatty():
-        print(f"\r{text}\033[K", end=end, file=sys.stderr, flush=True)
+        say(f"\r{text}\033[K", end, sys.stderr)
+
+
+def catch_signals():
+    """Let a signal ask for a stop in `caught`; the next one, a second later or more, ends the program at once.
+
+    Those that are ignored, as SIGHUP by `nohup`, stay so.
+    """
+    moments = []
+
+    def note(number, _):
+        caught.append(number)
+        moments.append(time.monotonic())
+        if moments[-1] - moments[0] > 1:  # `timeout` and terminals send more than one at a time
+            os._exit(128 + number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, note)
+
+
+def stop(text):
+    """End as the signal that was caught asks for."""
+    say(f"\nboard_train.py: stopped {text}; continue with --resume", file=sys.stderr)
+    sys.exit(128 + caught[0])
 
 
 def left(deadline):
@@ -53,8 +89,7 @@ def replace_file(path, write):
     except OSError as error:
         fail(f"{path}: cannot be written: {error.strerror}")
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        remove(temporary)
 
 
 def remove(*paths):
@@ -64,53 +99,30 @@ def remove(*paths):
             path.unlink()
 
 
-def write_json(path, record):
-    """Write a record with its digest, which `read_json` checks."""
-    record = {**record, "digest": record_digest(record)}
-    replace_file(path, lambda file: file.write(json.dumps(record, indent=1).encode()))
-
-
-def read_json(path, advice):
-    """The record in a file; `advice` says what helps if it is damaged."""
-    try:
-        record = json.loads(path.read_text())
-        if not isinstance(record, dict) or record.get("digest") != record_digest(record):
-            raise ValueError("is damaged, or of another version")
-        return record
-    except (OSError, ValueError, RecursionError) as error:
-        fail(f"{path}: cannot be read: {first_line(error)}; {advice}")
-
-
 def read_record():
     """What board.json says; the files beside it are those of the export."""
-    record = read_json(HERE / "board.json", COPY_AGAIN)
-    for name, expected in record["sha256"].items():
-        try:
-            digest = hashlib.sha256((HERE / name).read_bytes()).hexdigest()
-        except OSError as error:
-            fail(f"{HERE / name}: cannot be read: {error.strerror}; {COPY_AGAIN}")
-        if digest != expected:
-            fail(f"{HERE / name}: is damaged, or of another export than board.json; {COPY_AGAIN}")
-    return record
+    path, again = HERE / "board.json", "copy the folder of the export again"
+    try:
+        record = json.loads(path.read_text())
+        if record["digest"] != record_digest(record):
+            raise ValueError
+        for name, expected in record["sha256"].items():
+            path = HERE / name
+            if hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+                raise ValueError
+        return record
+    except OSError as error:
+        fail(f"{path}: cannot be read: {error.strerror}; {again}")
+    except (ValueError, RecursionError, KeyError, TypeError):
+        fail(f"{path}: is damaged, or of another export or version; {again}")
 
 
 def lock(folder):
     """Keep other programs out of `folder` until this one ends, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY)  # stays open
+    descriptor = os.open(str(folder), os.O_RDONLY)  # stays open
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        found = lock_owner(os.fstat(descriptor).st_ino)
-        fail(f"{folder}: another program{found} uses this folder; wait until it ends, or give another --output")
+        fail(f"{folder}: another program uses this folder; wait until it ends, or give another --output")
     except OSError:
         pass  # a file system without locks
-
-
-def lock_owner(inode):
-    """The process that has locked the file, as text; "" if the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1] == "FLOCK" and words[5].split(":")[2] == str(inode):
-                return f" (process {words[4]})"
-    return ""

@@ -9,17 +9,14 @@ from board_sums import HELD_BACK, SCALES, SHRINKAGES, FeatureSums, Head, chosen,
 BLOCK = 256  # photos whose features are in memory
 
 
-class OutOfTimeError(Exception):
-    """The deadline came first."""
-
-
 def blocks(network, examples, rows, has_time):
-    """What the head reads, logits and labels of each block of photos."""
+    """What the head reads, logits and labels of each block of photos; None instead once there is no time."""
     for start in range(0, len(rows), BLOCK):
         some, found = rows[start : start + BLOCK], []
         for first in range(0, len(some), network.part):
             if not has_time():
-                raise OutOfTimeError
+                yield None
+                return
             part = some[first : first + network.part]
             result = network.infer(examples.read(part, 0))
             found.append([result[name][: len(part)] for name in ("head_inputs", "logits")])
@@ -42,19 +39,19 @@ def fit(network, examples, places, has_time):
     sums: Dict[int, FeatureSums] = {}
     heads: List[Head] = []
     losses, loss_before = np.zeros((len(SHRINKAGES), len(SCALES))), 0.0
-    try:
-        for held in (0, 1):
-            for features, logits, labels in blocks(network, examples, examples.train[is_held == held], has_time):
-                if not np.allclose(features @ kernel + bias, logits, rtol=1e-3, atol=1e-3):
-                    return None  # something follows the layer
-                block = FeatureSums.of(features, labels, len(bias))
-                sums[held] = FeatureSums.together([sums[held], block]) if held in sums else block
-                if held:
-                    heads = heads or sums[0].heads(SHRINKAGES)
-                    losses += held_losses(heads, features, labels)
-                    loss_before += len(labels) * cross_entropy(logits, labels)
-    except OutOfTimeError:
-        return None
+    for held in (0, 1):
+        for found in blocks(network, examples, examples.train[is_held == held], has_time):
+            if found is None:
+                return None
+            features, logits, labels = found
+            if not np.allclose(features @ kernel + bias, logits, rtol=1e-3, atol=1e-3):
+                return None  # something follows the layer
+            block = FeatureSums.of(features, labels, len(bias))
+            sums[held] = FeatureSums.together([sums[held], block]) if held in sums else block
+            if held:
+                heads = heads or sums[0].heads(SHRINKAGES)
+                losses += held_losses(heads, features, labels)
+                loss_before += len(labels) * cross_entropy(logits, labels)
     total = FeatureSums.together([*sums.values()])
     is_scaled = (total.counts > 0) & (total.counts.max() >= HELD_BACK)
     return total.head(*chosen(losses)), not heads or np.min(losses) < loss_before, is_scaled

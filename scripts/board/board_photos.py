@@ -7,82 +7,65 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import sys
-import tarfile
 import time
 import unicodedata
-from functools import partial
-from pathlib import Path
+from collections import namedtuple
 
+import board_device as device
 import numpy as np
-from board_device import HERE, START, fail, first_line, left, read_json, remove, show, write_json
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
-from board_network import Network
 from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
+RGB_BYTES, OTHER_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
 BILINEAR = getattr(Image, "Resampling", Image).BILINEAR  # Pillow 8, the last for Python 3.6, has it elsewhere
-ROWS = 64  # that are converted at a time
 VALIDATION = ("val", "valid", "validation")
 
+HEAD = [("state", "<u4"), ("digest", "<u8")]  # of a row of the file of features, 12 bytes
+READ, BROKEN = 1, 2
 
-def read_member(archive, member):
-    with archive.extractfile(member) as file:
-        return file.read()
+Photo = namedtuple("Photo", "name size changed label use path")  # use: train, choose, test; None: the digest decides
 
 
-def parts_of(path, files):
-    """What the photos are for, by the first folder of their names: train, choose, test; empty if they are classes."""
+def uses_of(path, files):
+    """What the photos are for, by the first folder of their names; empty if these are classes."""
     tops = {parts[0] for parts in files if len(parts) == 3}
-    chosen = [name for name in VALIDATION if name in tops]
     if "train" not in tops:
         return {}
-    if len(chosen) > 1:
-        fail(f"--data_dir {path}: has '{chosen[0]}' and '{chosen[1]}'; keep one of them")
-    uses = {"train": "train", **dict.fromkeys(chosen, "choose")}
+    uses = {"train": "train", **dict.fromkeys(tops.intersection(VALIDATION), "choose")}
+    chooses = "chooses the best model" + (" and tests it" if "test" not in tops or len(uses) == 1 else "")
     if "test" in tops:
-        uses["test"] = "test" if chosen else "choose"
-    words = {"train": "trains", "choose": "chooses the best model", "test": "is reported once at the end"}
-    if len(uses) == 2:
-        words["choose"] += " and tests it"
+        uses["test"] = "test" if len(uses) > 1 else "choose"
+    words = {"train": "trains", "choose": chooses, "test": "is reported once at the end"}
     if len(uses) > 1:
-        print(", ".join(f"{path / name} {words[use]}" for name, use in uses.items()))
+        device.say(", ".join(f"{path / name} {words[use]}" for name, use in uses.items()))
     return uses
 
 
 def find_photos(path, classes):
-    """Name, size, time, label, what it is for (None: the digest decides), and a reader, of each photo."""
-    if path.is_dir():
-        paths = [found for pattern in ("*/*", "*/*/*") for found in path.glob(pattern) if found.is_file()]
-        files = {p.relative_to(path).parts: (p.stat().st_size, p.stat().st_mtime, p.read_bytes) for p in paths}
-    elif path.is_file():
-        try:
-            archive = tarfile.open(path)
-            members = [member for member in archive if member.isfile()]
-        except Exception as error:  # each compression has its own types
-            fail(f"--data_dir {path}: is not a complete tar archive ({first_line(error)}); copy it again")
-        files = {Path(one.name).parts[1:]: (one.size, one.mtime, partial(read_member, archive, one)) for one in members}
-    else:
-        fail(f"--data_dir {path}: there is no such folder or archive")
-    uses = parts_of(path, files)
+    """All photos of a folder, in the order of their names."""
+    if not path.is_dir():
+        device.fail(f"--data_dir {path}: there is no such folder")
+    paths = [found for pattern in ("*/*", "*/*/*") for found in path.glob(pattern) if found.is_file()]
+    files = {found.relative_to(path).parts: found for found in paths}
+    uses = uses_of(path, files)
     names = [unicodedata.normalize("NFC", name) for name in classes]  # a Mac writes others
     photos = []
-    for parts, (size, changed, reader) in sorted(files.items()):
-        is_photo = parts[-1:] and parts[-1].lower().endswith(EXTENSIONS)
+    for parts, found in sorted(files.items()):
         is_placed = len(parts) == 3 and parts[0] in uses if uses else len(parts) == 2
-        if not is_photo or not is_placed or any(part.startswith(".") for part in parts):
+        is_photo = found.name.lower().endswith(EXTENSIONS) and not any(part.startswith(".") for part in parts)
+        if not is_photo or not is_placed:
             continue
-        name = unicodedata.normalize("NFC", parts[-2])
+        name, about = unicodedata.normalize("NFC", parts[-2]), found.stat()
         if name not in names:
-            fail(f"--data_dir {path}: '{name}' is no class of the network; its classes: {', '.join(classes)}")
+            device.fail(f"--data_dir {path}: '{name}' is no class of the network; its classes: {', '.join(classes)}")
         use = uses[parts[0]] if len(uses) > 1 else None
-        photos.append(("/".join(parts), size, changed, names.index(name), use, reader))
+        photos.append(Photo("/".join(parts), about.st_size, about.st_mtime, names.index(name), use, found))
     if not photos:
-        fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
+        device.fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
     return photos
 
 
@@ -93,150 +76,128 @@ def decode(encoded, size):
         full = image.width * image.height
         needed = 3 * full if image.info.get("progressive") else 0  # read at its full size, whatever is made of it
         image.draft("RGB", (size, size))
-        each = WEBP_BYTES if image.format == "WEBP" else PIXEL_BYTES
-        needed_mb = (needed + each * image.width * image.height) / 1e6
-        free_mb = free_memory_mb(counts_swap=False)
+        is_plain = image.mode == "RGB" and "transparency" not in image.info
+        each = RGB_BYTES if is_plain and image.format != "WEBP" else OTHER_BYTES
+        needed_mb, free_mb = (needed + each * image.width * image.height) / 1e6, free_memory_mb(counts_swap=False)
         if free_mb is not None and needed_mb > free_mb:
             raise ValueError(f"{full / 1e6:.0f} megapixels take {needed_mb:,.0f} MB while they are decoded, and "
                              f"{free_mb:,.0f} MB are available; make it smaller")  # fmt: skip
         upright = image if image.getexif().get(0x0112, 1) == 1 else ImageOps.exif_transpose(image)
-        is_plain = upright.mode == "RGB" and "transparency" not in upright.info
-        return np.asarray((upright if is_plain else in_rgb(upright)).resize((size, size), BILINEAR))
-
-
-def in_rgb(image):
-    """Grey becomes RGB, transparent becomes white; some rows at a time, which takes less memory."""
-    converted = Image.new("RGB", image.size)
-    for top in range(0, image.height, ROWS):
-        rows = image.crop((0, top, image.width, min(top + ROWS, image.height)))
-        if rows.mode.startswith("I"):  # 16-bit grey
-            rows = Image.fromarray((np.asarray(rows).clip(0, 65535) / 257).round().astype(np.uint8))
-        if rows.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in rows.info:
-            rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
-        converted.paste(rows.convert("RGB"), (0, top))
-    return converted
+        if upright.mode.startswith("I"):  # 16-bit grey
+            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
+        if upright.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in upright.info:
+            white = Image.new("RGBA", upright.size, "white")
+            upright = Image.alpha_composite(white, upright.convert("RGBA"))
+        plain = upright if upright.mode == "RGB" else upright.convert("RGB")
+        return np.asarray(plain.resize((size, size), BILINEAR))
 
 
 class Examples:
     """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
 
-    The system keeps the file in the memory that is left. Photos that were read before are not read again, also if that
-    ended early.
+    The system keeps the file in the memory that is left. It starts with a digest of what it is of; then a row has a
+    photo's state (0: not read yet), its digest, and its features. Photos that were read before are not read again, also
+    if that ended early. A broken one is left out.
     """
 
-    def __init__(self, photos, record, selection, output, args):
-        self.size, self.part, self.shapes = record["size"], record["parts"][args.engine.name], selection["features"]
+    def __init__(self, photos, record, output, args):
+        self.size, self.part, self.shapes = record["size"], record["parts"][args.engine.name], record["features"]
         self.ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
-        self.bytes, self.count = 4 * int(self.ends[-1]), len(photos)
-        self.views = 2 if record["recipe"]["augment"] == "flip" else 1
-        self.deadline, self.batch = args.deadline, record["recipe"]["batch_size"]
-        self.checkpoint_minutes = args.checkpoint_minutes
-        if photos[0][4] is not None and args.test_fraction:
-            fail("--test_fraction: the photos have a folder for testing; leave it out")
-        path, about = output / "features.bin", output / "features.json"
-        key = json.loads(json.dumps([record["id"], selection["name"], [photo[:5] for photo in photos]]))
-        known = read_json(about, "remove it") if about.exists() and path.exists() else {}
-        digests = known.get("digests", [])
-        written = ((self.views - 1) * self.count + len(digests)) * self.bytes
-        if known.get("key") != key or path.stat().st_size < written:  # of other photos, or damaged
-            remove(about, path)
-            digests = []
-        if len(digests) < self.count:
-            self._check_disk(output, (HERE / args.engine.file).stat().st_size)
-            del digests[len(digests) - len(digests) % self.part :]
-            network = Network(args.engine(record, args.threads), selection)
+        self.batch, self.views = record["recipe"]["batch_size"], 1 + (record["recipe"]["augment"] == "flip")
+        self.row = np.dtype([*HEAD, ("values", "<f4", (self.views, int(self.ends[-1])))])
+        self.photos, path = photos, output / "features.bin"
+        key = hashlib.sha256(json.dumps([record["id"], [photo[:5] for photo in photos]]).encode()).digest()
+        self.file, self.start = path.open("r+b" if path.exists() else "w+b"), len(key)
+        if self.file.read(len(key)) != key:
+            self.file.seek(0)
+            self.file.truncate()
+            self.file.write(key)
+            self.file.flush()
+        heads = b"".join(self._bytes(row, 0, 12) for row in range(len(photos)))
+        self.heads = np.frombuffer(heads, np.dtype(HEAD)).copy()
+        if not self.heads["state"].all():
             try:
-                self._write(path, photos, digests, network, lambda: write_json(about, {"key": key, "digests": digests}))
+                self._write(args.engine(record, args.threads), args.deadline)
             except OSError as error:
-                fail(f"{path}: cannot be written: {error.strerror}")
-            finally:
-                if not about.exists():
-                    remove(path)
-        self.labels = np.array([photo[3] for photo in photos], np.int32)
-        intact = [row for row in range(self.count) if digests[row] is not None]
-        if len(intact) < self.count and not args.skip_broken:
-            name = photos[digests.index(None)][0]
-            fail(f"{name}: cannot be read as an image; remove it, or leave such photos out with --skip_broken")
-        uses = [photos[row][4] for row in intact]
-        if photos[0][4] is None:
-            fraction = args.test_fraction or record["recipe"]["test_fraction"]
-            tested = tested_digests([(photos[row][3], digests[row]) for row in intact], fraction)
-            uses = ["choose" if digests[row] in tested else "train" for row in intact]
-        rows = {want: [row for row, use in zip(intact, uses) if use == want] for want in ("train", "choose", "test")}
-        self.train, self.test, self.held_out = (np.array(each, np.int64) for each in rows.values())
+                device.fail(f"{path}: cannot be written: {error.strerror}")
+        self._split(record, args.data_dir)
+
+    def _bytes(self, row, start, count):
+        """Of a row of the file; zeros where it ends early."""
+        place = self.start + int(row) * self.row.itemsize + start
+        return os.pread(self.file.fileno(), count, place).ljust(count, b"\0")
+
+    def _write(self, network, deadline):
+        """Write the rows from the first photo on that is not read yet."""
+        before, count = int(np.argmin(self.heads["state"])) // self.part * self.part, len(self.photos)
+        pixels, saved = np.zeros((self.part, self.size, self.size, 3), np.float32), time.monotonic()
+        for start in range(before, count, self.part):
+            rows = np.zeros(min(self.part, count - start), self.row)
+            for place, photo in enumerate(self.photos[start : start + self.part]):
+                try:
+                    encoded = photo.path.read_bytes()
+                    pixels[place], rows["digest"][place] = decode(encoded, self.size), digest(encoded)
+                    rows["state"][place] = READ
+                except Exception as error:  # Pillow raises many types
+                    line = f"\r{photo.name}: is left out, it cannot be read: {device.first_line(error)}"
+                    device.say(line, file=sys.stderr)
+                    rows["state"][place] = BROKEN
+            for view in range(self.views):
+                images = np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels
+                found = network.call("features", images=images)
+                flat = np.concatenate([found[name].reshape(self.part, -1) for name in self.shapes], axis=1)
+                rows["values"][:, view] = flat[: len(rows)]
+            self.file.seek(self.start + start * self.row.itemsize)
+            self.file.write(rows.tobytes())
+            self.file.flush()
+            done = start + len(rows)
+            for name, _ in HEAD:
+                self.heads[name][start:done] = rows[name]
+            device.show(f"reading photos: {done} of {count}")
+            if start == before:
+                first = time.monotonic()  # the engine makes itself ready in the first part
+            self._check_time(deadline, time.monotonic() - first, start - before, done)
+            if device.caught or time.monotonic() - saved > device.CHECKPOINT_SECONDS:
+                os.fsync(self.file.fileno())
+                saved = time.monotonic()
+            if device.caught:
+                device.stop(f"after {done} of {count} photos")
+
+    def _check_time(self, deadline, seconds, read, done):
+        """Stop once it is clear, by the `seconds` that so many photos took, that no time will be left to train."""
+        if read < 3 * self.part:
+            return
+        count, a_photo = len(self.photos), seconds / read
+        needed = a_photo * (count - done + 3 * self.batch)  # a step takes about three forward passes
+        if needed > device.left(deadline):
+            device.fail(
+                f"--deadline: {count} photos take {a_photo * count:,.0f} s to read on this board, {1e3 * a_photo:,.0f} "
+                f"ms each; give more than {time.monotonic() - device.START + needed:,.0f} s, or fewer photos"
+            )
+
+    def _split(self, record, data_dir):
+        """Which photos train, choose the best model, and test it."""
+        self.labels = np.array([photo.label for photo in self.photos], np.int32)
+        digests = self.heads["digest"].tolist()
+        intact = np.flatnonzero(self.heads["state"] == READ).tolist()
+        uses = {row: self.photos[row].use for row in intact}
+        if self.photos[0].use is None:
+            pairs = [(self.photos[row].label, digests[row]) for row in intact]
+            tested = tested_digests(pairs, record["recipe"]["test_fraction"])
+            uses = {row: "choose" if digests[row] in tested else "train" for row in intact}
+        rows = ([row for row in intact if uses[row] == want] for want in ("train", "choose", "test"))
+        self.train, self.test, self.held_out = (np.array(each, np.int64) for each in rows)
         missing = {*range(len(record["classes"]))} - {*self.labels[self.train].tolist()}
         if missing or not len(self.test):
             what = f"to train on of '{record['classes'][min(missing)]}'" if missing else "to test on"
-            fail(f"--data_dir {args.data_dir}: has no photos {what}; add some")
-        self.fingerprint = hashlib.sha256(json.dumps([digests, self.labels.tolist(), uses]).encode()).hexdigest()
-        self.file = path.open("rb")
-
-    def _write(self, path, photos, digests, network, save):
-        """Write the file from the first photo on that has no digest, and append its digest, None if it is broken.
-
-        `save` writes the digests, from which the next start goes on.
-        """
-        started = first = saved = time.monotonic()
-        before = len(digests)
-        pixels = np.zeros((self.part, self.size, self.size, 3), np.float32)
-        with path.open("r+b" if path.exists() else "w+b") as file:
-
-            def keep():
-                file.flush()
-                os.fsync(file.fileno())
-                save()
-
-            for start in range(before, len(photos), self.part):
-                for place, (name, *_, reader) in enumerate(photos[start : start + self.part]):
-                    try:
-                        encoded = reader()
-                        pixels[place] = decode(encoded, self.size)
-                        digests.append(digest(encoded))
-                    except Exception as error:  # Pillow raises many types
-                        print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
-                        digests.append(None)
-                for view in range(self.views):
-                    images = np.ascontiguousarray(pixels[:, :, ::-1]) if view else pixels
-                    found = network.call("features", images=images)
-                    rows = np.concatenate([found[name].reshape(self.part, -1) for name in self.shapes], axis=1)
-                    file.seek((view * self.count + start) * self.bytes)
-                    file.write(rows[: len(digests) - start].tobytes())
-                show(f"reading photos: {len(digests)} of {len(photos)}")
-                if start == before:
-                    first = time.monotonic()  # the engine makes itself ready in the first part
-                self._check_time(started, first, len(digests), before)
-                if time.monotonic() - saved > 60 * self.checkpoint_minutes:
-                    keep()
-                    saved = time.monotonic()
-            keep()
-
-    def _check_disk(self, output, file_bytes):
-        """Stop now if the disk has no room for the features and for a checkpoint that replaces another."""
-        state = 3 * file_bytes  # weights, momentum and best weights are at most that
-        needed, free = self.views * self.count * self.bytes + 2 * state, shutil.disk_usage(output).free
-        if needed > free:
-            fail(f"--output {output}: features of {self.count} photos, and training, take {needed / 1e6:,.0f} MB, and "
-                 f"the disk has {free / 1e6:,.0f} MB left; free some, or give another --output")  # fmt: skip
-
-    def _check_time(self, started, first, done, before):
-        """Stop as soon as it is clear that no time will be left to train after the photos are read.
-
-        As after the photos, the program loads the network, trains on a batch at least, and tests a part. A step takes
-        about three forward passes.
-        """
-        if not 4 * self.part <= done - before or done == self.count:
-            return
-        a_photo = (time.monotonic() - first) / (done - before - self.part)
-        needed = a_photo * (self.count - done + 3 * self.batch + self.part) + (first - started)
-        if needed > left(self.deadline):
-            total = time.monotonic() - START + needed
-            fail(f"--deadline: {self.count} photos take {a_photo * self.count:,.0f} s to read on this board, "
-                 f"{1e3 * a_photo:,.0f} ms each; give more than {total:,.0f} s, or fewer photos")  # fmt: skip
+            device.fail(f"--data_dir {data_dir}: has no photos {what}; add some")
+        content = json.dumps([digests, self.labels.tolist(), [*uses.values()]])
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
 
     def read(self, rows, views):
         """Features of at most `part` photos; the rest of the part is 0."""
-        flat = np.zeros((self.part, self.bytes // 4), np.float32)
-        for place, row in enumerate(views * self.count + rows):
-            flat[place] = np.frombuffer(os.pread(self.file.fileno(), self.bytes, int(row) * self.bytes), np.float32)
+        flat, size = np.zeros((self.part, int(self.ends[-1])), np.float32), 4 * int(self.ends[-1])
+        for place, (row, view) in enumerate(zip(rows, np.broadcast_to(views, len(rows)))):
+            flat[place] = np.frombuffer(self._bytes(row, 12 + int(view) * size, size), "<f4")
         parts = zip(self.shapes.items(), np.split(flat, self.ends[:-1], axis=1))
         return {name: np.reshape(values, (self.part, *shape)) for (name, shape), values in parts}

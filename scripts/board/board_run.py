@@ -5,11 +5,10 @@ import math
 import time
 from typing import Any, Dict  # Python 3.6
 
+import board_device as device
 import numpy as np
-from board_device import HERE, START, fail, left, remove, replace_file, show, write_json
 from board_head import average_head, fit, set_head
 from board_memory import peak_memory_mb
-from board_network import Network
 
 
 class Run:
@@ -19,58 +18,58 @@ class Run:
     so far is on the disk from before the first step on.
     """
 
-    def __init__(self, record, selection, output, args):
-        self.created = self.saved = time.monotonic()
+    def __init__(self, record, output, args, network, examples):
         given = {name: getattr(args, name) for name in ("num_epochs", "learning_rate") if getattr(args, name)}
-        self.recipe, self.args, self.path = {**record["recipe"], **given}, args, output / "checkpoint.npz"
-        self.record, self.output = record, output
-        self.network, self.batch = Network(args.engine(record, args.threads), selection), self.recipe["batch_size"]
-        self.key = json.loads(json.dumps([record["id"], None, selection["name"], self.recipe]))
-        self.best, self.signal, self.first_step_seconds, self.finishing = {}, 0, None, None
-        self.state: Dict[str, Any] = {"step": 0, "seconds": 0.0, "validation": [], "epochs": [], "sums": [0.0, 0.0]}
-        self.state.update(ended=False, best=None)  # True: only the results are left to write; of the best weights
-        self.state.update(start=None, first_model_seconds=None, fitting=None)  # before training; of the last fit
-        self.model_bytes = 0 if record["offsets"] is None else (HERE / "inference.tflite").stat().st_size
-
-    def give(self, examples):
-        """What it trains on."""
-        self.examples, self.key[1] = examples, examples.fingerprint
+        self.recipe, self.deadline, self.saved = {**record["recipe"], **given}, args.deadline, time.monotonic()
+        self.record, self.output, self.path, self.network = record, output, output / "checkpoint.npz", network
+        self.key = json.loads(json.dumps([record["id"], examples.fingerprint, self.recipe]))
+        self.examples, self.batch = examples, self.recipe["batch_size"]
+        self.best, self.finishing = {}, None
         self.epoch_steps = len(examples.train) // self.batch
         if not self.epoch_steps:
-            fail(f"--data_dir: has {len(examples.train)} photos to train on, and a step takes {self.batch}; add some")
+            device.fail(
+                f"--data_dir: has {len(examples.train)} photos to train on, and a step takes {self.batch}; add some"
+            )
         self.planned = self.epoch_steps * self.recipe["num_epochs"]
-        self.state.update(steps=self.planned, planned=self.planned, test_photos=len(examples.test))
+        self.state: Dict[str, Any] = {"step": 0, "seconds": 0.0, "validation": [], "epochs": [], "sums": [0.0, 0.0]}
+        self.state.update(
+            steps=self.planned, ended=False, best=None
+        )  # True: only results are left; of the best weights
+        self.state.update(start=None, fitting=0.0)  # before training; seconds of the last fit
 
     def save(self):
         start = time.monotonic()
         arrays = {f"now/{name}": value for name, value in self.network.call("state").items()}
         arrays.update({f"best/{name}": value for name, value in self.best.items()})
-        about = {"key": self.key, "state": self.state, "arrays": len(arrays)}
-        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-        replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
+        text = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
+        device.replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
         self.saved = time.monotonic()
         # Another such file, half of it as weights, and the network.
-        self.finishing = (self.saved - start) * (2 + self.model_bytes / self.path.stat().st_size)
+        model_bytes = 0 if self.record["offsets"] is None else (device.HERE / "inference.tflite").stat().st_size
+        self.finishing = (self.saved - start) * (2 + model_bytes / self.path.stat().st_size)
 
-    def load(self, about, arrays):
-        """Continue from a checkpoint; from its end if only the results are left to write."""
-        if self.key[1] is None:
-            self.key[1] = about["key"][1]
+    def resume(self):
+        """Continue from the checkpoint; from its end if only the results are left to write.
+
+        Else all steps are planned again: a deadline counts from the start of this program, and an epoch that the last
+        one cut short goes on.
+        """
+        about, arrays = read_checkpoint(self.path)
         if about["key"] != self.key:
-            fail(f"--resume: {self.path} is of other photos, another export or other flags; give the same")
-        self.state.update(about["state"])
+            device.fail(f"--resume: {self.path} is of other photos, another export or other flags; give the same")
+        state = self.state = about["state"]
         self.network.call("load", **{name[4:]: value for name, value in arrays.items() if name.startswith("now/")})
         self.best = {name[5:]: value for name, value in arrays.items() if name.startswith("best/")}
-
-    def go_on(self):
-        """Plan all steps again: a deadline counts from the start of this program. An epoch that the last one cut short
-        goes on."""
-        state = self.state
+        results = self.output / "result.json"
+        if state["ended"] and not results.exists():
+            return
         state["steps"], state["ended"] = self.planned, False
         steps = state["step"] - self.epoch_steps * (len(state["epochs"]) - 1)
         if 0 < steps < self.epoch_steps:
             row = state["epochs"].pop()
             state["sums"] = [steps * row["train_loss"], steps * row["train_accuracy"]]
+        self.save()
+        device.remove(results)
 
     def rate(self):
         """A linear rise over a share of the planned steps, then half a cosine to 0."""
@@ -97,18 +96,15 @@ class Run:
             return time.monotonic() < until
 
         found = self.fit_head(has_time) if self.recipe["starts_with_head"] else None
-        if found and found[1]:
+        is_better = found is not None and bool(found[1])
+        if found and is_better:
             set_head(self.network, self.record["head"], exported, found[0])
         loss, accuracy, tested = self.network.validate(self.examples, self.examples.test, has_time)
-        self.state["start"] = {"test_loss": loss, "test_accuracy": accuracy, "is_closed_form": bool(found and found[1])}
+        self.state["start"] = {"test_loss": loss, "test_accuracy": accuracy, "is_closed_form": is_better}
         self.keep_best(accuracy, tested)
         self.network.call("load", **exported)
-        self.state["first_model_seconds"] = time.monotonic() - START
-        head = "head in closed form" if found and found[1] else "as exported"
-        print(f"before training ({head}): test accuracy {accuracy:.3f}; {self.output} has this model", flush=True)
-
-    def validate(self, photos):
-        return self.network.validate(self.examples, photos, self.has_time)
+        head = "head in closed form" if is_better else "as exported"
+        device.say(f"before training ({head}): test accuracy {accuracy:.3f}; {self.output} has this model")
 
     def keep_best(self, accuracy, tested):
         """Keep and write the weights that the network has if they are the best so far."""
@@ -120,34 +116,34 @@ class Run:
     def write_model(self):
         """Write the weights that the network has, which are the best, and the file for inference with them."""
         record, best = self.record, self.best
-        replace_file(self.output / "weights.npz", lambda file: np.savez(file, id=np.array(record["id"]), **best))
+        device.replace_file(self.output / "weights.npz", lambda file: np.savez(file, id=np.array(record["id"]), **best))
         if record["offsets"] is not None:
-            content, arrays = bytearray((HERE / "inference.tflite").read_bytes()), self.network.call("fill")
+            content, arrays = bytearray((device.HERE / "inference.tflite").read_bytes()), self.network.call("fill")
             for index, offset in enumerate(record["offsets"]):
                 encoded = arrays[f"array_{index}"].tobytes()
                 content[offset : offset + len(encoded)] = encoded
-            replace_file(self.output / "model.tflite", lambda file: file.write(content))
+            device.replace_file(self.output / "model.tflite", lambda file: file.write(content))
 
     def train(self):
-        if self.state["start"] is None:
-            self.start()
         state, seed = self.state, self.recipe["seed"]
-        while not self.signal:
+        if state["start"] is None and not device.caught:
+            self.start()
+        while not device.caught:
             done = len(state["epochs"]) * self.epoch_steps
             if done < state["step"] and (state["step"] % self.epoch_steps == 0 or state["step"] >= state["steps"]):
                 self.end_epoch()  # also of a run that was interrupted when only this was left
             if state["step"] >= state["steps"]:
-                break
+                return
             epoch, first = divmod(state["step"], self.epoch_steps)
             order = np.random.default_rng([seed, epoch]).permutation(len(self.examples.train))
             views = np.random.default_rng([seed, epoch, 1]).integers(self.examples.views, size=len(order))
             for start in range(first * self.batch, self.epoch_steps * self.batch, self.batch):
                 rows = order[start : start + self.batch]
                 self.step(self.examples.train[rows], views[rows], [seed, state["step"]])
-                if self.signal or state["step"] >= state["steps"]:
+                if device.caught or state["step"] >= state["steps"]:
                     break
-        if self.signal:
-            self.save()
+        self.save()
+        device.stop(f"after step {state['step']}")
 
     def step(self, rows, views, seed):
         state, start, size = self.state, time.monotonic(), self.network.part
@@ -156,30 +152,29 @@ class Run:
         parts = ((read(rows[one], views[one]), labels[rows[one]], 1 / len(rows)) for one in places)
         found = self.network.step(parts, self.rate(), seed)
         if not math.isfinite(found[0]):
-            fail(f"the loss is {found[0]} at step {state['step']}; start again with a smaller --learning_rate")
+            device.fail(f"the loss is {found[0]} at step {state['step']}; start again with a smaller --learning_rate")
         state["step"], state["sums"] = state["step"] + 1, (found + state["sums"]).tolist()
         state["seconds"] += time.monotonic() - start
-        self.first_step_seconds = self.first_step_seconds or time.monotonic() - self.created
         done, step_s = (state["step"] - 1) % self.epoch_steps + 1, state["seconds"] / state["step"]
-        if self.args.deadline:
+        if self.deadline:
             if self.finishing is None:
                 self.save()  # which shows how fast the disk is
             testing = max(state["validation"], default=len(self.examples.test) / self.batch * step_s)
             testing *= 1 + len(self.examples.held_out) / len(self.examples.test)
-            spare = self.time_left() - testing - (self.state["fitting"] or 0.0) * self.recipe["average_head"]
+            spare = self.time_left() - testing - state["fitting"] * self.recipe["average_head"]
             state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
         loss, accuracy = (total / done for total in state["sums"])
-        left = (state["steps"] - state["step"]) * step_s
-        show(
+        device.show(
             f"epoch {len(state['epochs']) + 1} of {self.recipe['num_epochs']}, step {done} of {self.epoch_steps}: "
-            f"loss {loss:.3f}, accuracy {accuracy:.1%}, {1e3 * step_s:.1f} ms a step, {left:.0f} s left"
+            f"loss {loss:.3f}, accuracy {accuracy:.1%}, {1e3 * step_s:.1f} ms a step, "
+            f"{(state['steps'] - state['step']) * step_s:.0f} s left"
         )
-        if time.monotonic() - self.saved > 60 * self.args.checkpoint_minutes:
+        if time.monotonic() - self.saved > device.CHECKPOINT_SECONDS:
             self.save()
 
     def time_left(self):
         """Seconds until the results must be written."""
-        return left(self.args.deadline) - (self.finishing or 0)
+        return device.left(self.deadline) - (self.finishing or 0)
 
     def has_time(self):
         return self.time_left() > 0
@@ -187,76 +182,70 @@ class Run:
     def end_epoch(self):
         """Validate, unless that would take more than its share of the time, and keep the best weights. At the end of
         the run, average the head first."""
-        state = self.state
-        if state["step"] >= state["steps"] and self.recipe["average_head"]:
-            needed = (state["fitting"] or 0.0) + max(state["validation"], default=0.0)
+        state, spent, test = self.state, self.state["validation"], self.examples.test
+        is_last, share = state["step"] >= state["steps"], self.recipe["validation_share"]
+        if is_last and self.recipe["average_head"]:
+            needed = state["fitting"] + max(spent, default=0.0)
             found = self.fit_head(self.has_time) if needed < self.time_left() else None
             average_head(self.network, self.record["head"], found)
         start = time.monotonic()
         steps = state["step"] - self.epoch_steps * len(state["epochs"])
         row = {"train_loss": state["sums"][0] / steps, "train_accuracy": state["sums"][1] / steps}
-        spent = state["validation"]
-        share, seconds = self.recipe["validation_share"], state["seconds"]
-        is_last = state["step"] >= state["steps"]
-        if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * seconds:
-            row["test_loss"], row["test_accuracy"], tested = self.validate(self.examples.test)
-            if tested < state["test_photos"]:  # the deadline came first
+        if is_last or share >= 1 or not spent or sum(spent) + 2 * spent[-1] <= share * state["seconds"]:
+            row["test_loss"], row["test_accuracy"], tested = self.network.validate(self.examples, test, self.has_time)
+            if tested < len(test):  # the deadline came first
                 row["tested"] = tested
             spent.append(time.monotonic() - start)
             self.keep_best(row["test_accuracy"], tested)
         state["epochs"], state["sums"] = [*state["epochs"], row], [0.0, 0.0]
-        show("", end="")
+        device.show("", end="")
         found = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in row.items())
-        print(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s", flush=True)
-
-    def test(self):
-        """Test the best weights on the photos that were not used to choose them, if there are any."""
-        if len(self.examples.held_out):
-            now = self.network.call("state")
-            self.network.call("load", **{**now, **self.best})
-            self.state["held_out"] = self.validate(self.examples.held_out)
-            self.network.call("load", **now)  # `--resume` may go on from them
+        device.say(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s")
 
     def finish(self):
-        """Write the best weights, the file for inference that has them, and the results.
+        """Write the best weights, the file for inference that has them, and the results. The best weights are tested on
+        the photos that were not used to choose them, if there are any.
 
-        The features go first, so that a full disk has room. The checkpoint is enough for `--resume` to do this again.
+        The checkpoint is enough for `--resume` to do this again, or to go on where the deadline ended training.
         """
-        state = self.state
-        if not state["ended"]:
-            self.test()
-            state["ended"] = True
+        state, held_out, output, now = self.state, self.examples.held_out, self.output, self.network.call("state")
+        state["ended"] = True
         self.save()
-        remove(self.output / "features.json", self.output / "features.bin")
-        self.network.call("load", **{**self.network.call("state"), **self.best})
+        self.network.call("load", **{**now, **self.best})
         self.write_model()
-        accuracies = [one["test_accuracy"] for one in state["epochs"] if "test_accuracy" in one]
-        count = state["best"]["tested"]
+        tested, accuracy = state["best"]["tested"], state["best"]["accuracy"]
         result = {
-            "best_accuracy": state["best"]["accuracy"],
-            "final_accuracy": accuracies[-1],
-            "tested": count,
+            "best_accuracy": accuracy,
+            "final_accuracy": [one["test_accuracy"] for one in state["epochs"] if "test_accuracy" in one][-1],
+            "tested": tested,
             "steps": state["step"],
-            "planned_steps": state["planned"],
+            "planned_steps": self.planned,
             "train_seconds": state["seconds"],
             "before_training": state["start"],
-            "first_model_seconds": state["first_model_seconds"],
-            "first_step_seconds": self.first_step_seconds,
-            "seconds": time.monotonic() - START,
             "peak_memory_mb": peak_memory_mb() or math.nan,
             "recipe": self.recipe,
             "epochs": state["epochs"],
         }
-        if state.get("held_out"):
-            result["test_loss"], result["test_accuracy"], result["test_photos"] = state["held_out"]
-            print(
-                f"test accuracy {result['test_accuracy']:.1%} on {result['test_photos']} photos not used to choose it"
-            )
-        write_json(self.output / "result.json", result)
-        is_early = state["step"] < state["planned"]
-        if not is_early:
-            self.path.unlink()
-        print(f"{self.output}: accuracy {result['best_accuracy']:.1%} on {count} photos, ", end="")
-        print(f"{result['seconds']:.0f} s, {result['peak_memory_mb']:.0f} MB; scripts/board/load.py takes weights.npz")
-        if is_early:
-            print(f"the deadline ended it after {state['step']} of {state['planned']} steps; continue with --resume")
+        if len(held_out):
+            found = self.network.validate(self.examples, held_out, self.has_time)
+            result["test_loss"], result["test_accuracy"], result["test_photos"] = found
+            device.say(f"test accuracy {found[1]:.1%} on {found[2]} photos not used to choose it")
+        result["seconds"] = time.monotonic() - device.START
+        content = json.dumps(result, indent=1).encode()
+        device.replace_file(output / "result.json", lambda file: file.write(content))
+        device.remove(output / "features.bin")
+        device.say(f"{output}: accuracy {accuracy:.1%} on {tested} photos, {result['seconds']:.0f} s, "
+            f"{result['peak_memory_mb']:.0f} MB; scripts/board/load.py takes weights.npz")  # fmt: skip
+        if state["step"] < self.planned:
+            device.say(f"the deadline ended it after {state['step']} of {self.planned} steps; continue with --resume")
+        else:
+            device.remove(self.path)
+
+
+def read_checkpoint(path):
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        return json.loads(arrays.pop("about").tobytes()), arrays
+    except Exception as error:  # zipfile and NumPy raise many types
+        device.fail(f"--resume: {path} cannot be read ({error}); remove it, and the run starts again")

@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -11,12 +14,11 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-from conftest import SIZE, make_small_model, make_table
-from small_boards import NAMES, changed_copy, run, weights_of
+from conftest import SIZE, make_small_model
+from small_boards import NAMES, changed_copy, replace_in, result_of, run, upper_mask, weights_of
 
 import data
-from elastic_trainer.board.export import board_table, export_training, load_board
-from elastic_trainer.datasets.digests import record_digest
+from elastic_trainer.board.export import export_training, load_board
 from elastic_trainer.engine.feature_sums import fit_head
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.networks.tensors import tensor_names
@@ -35,22 +37,25 @@ pytest_plugins = ["small_boards"]
 def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path):
     model = make_small_model()
     next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
-    mask = np.array(["stem" not in name for name in tensor_names(model)])
-    settings = Settings(num_epochs=3, learning_rate=0.05, gradient_clipping=0.05, warmup=0.2, micro_batch=4)
-    recipe = {"augment": "flip", "seed": 5, "test_fraction": 0.25}
-    export_training(model, {"upper": mask}, settings, 6, NAMES, tmp_path / "board", recipe)
-    run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "result.json").read_text())
-    images = Settings(
+    settings = Settings(
         dataset_name="image_folder",
         data_dir=photos,
         test_fraction=0.25,
         augment="flip",
         input_size=SIZE,
+        num_epochs=3,
         batch_size=6,
+        learning_rate=0.05,
+        gradient_clipping=0.05,
+        warmup=0.2,
+        micro_batch=4,
         seed=5,
     )
-    trainer = Trainer(model, data.load(images), FixedScheme(mask), settings)
+    mask = upper_mask(model)
+    export_training(model, mask, settings, NAMES, tmp_path / "board")
+    run(three_wheels, tmp_path / "board", "--data_dir", photos, "--output", tmp_path / "out")
+    found = result_of(tmp_path / "out")
+    trainer = Trainer(model, data.load(settings), FixedScheme(mask), settings)
     trainer.run()
     assert len(found["epochs"]) == 3 and found["steps"] == trainer.history.step
     for row, expected in zip(found["epochs"], trainer.history.epochs, strict=True):
@@ -61,7 +66,7 @@ def test_a_board_trains_as_the_training_loop_does(three_wheels, photos, tmp_path
 def test_what_a_board_trained_becomes_a_keras_model_that_predicts_the_same(trained, exported, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
 
-    assert json.loads((trained / "result.json").read_text())["best_accuracy"] > 0.9  # three colours
+    assert result_of(trained)["best_accuracy"] > 0.9  # three colours
     assert {path.name for path in trained.iterdir()} == {"model.tflite", "weights.npz", "result.json"}
     for name in ("board.json", "start.keras"):
         (tmp_path / name).write_bytes((exported / name).read_bytes())
@@ -89,38 +94,75 @@ def test_what_a_board_trained_becomes_a_keras_model_that_predicts_the_same(train
 def assert_as_unbroken(output, trained):
     for name, value in weights_of(trained).items():
         np.testing.assert_array_equal(weights_of(output)[name], value)
-    found, expected = (json.loads((folder / "result.json").read_text()) for folder in (output, trained))
-    assert found["epochs"] == expected["epochs"]
+    assert result_of(output)["epochs"] == result_of(trained)["epochs"]
 
 
-def test_a_run_that_was_stopped_ends_as_an_unbroken_one_bit_for_bit(three_wheels, exported, photos, trained, tmp_path):
-    output = tmp_path / "out"
-    # The same program, with a pause after each checkpoint, in which it is stopped.
-    pause = "        time.sleep(0.1); self.saved = "
-    slow = changed_copy(exported, tmp_path / "slow", "board_run.py", "        self.saved = ", pause)
-    words = ["--data_dir", photos, "--output", output, "--checkpoint_minutes", "0"]
-    with subprocess.Popen([three_wheels, slow / "board_train.py", *words], stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not (output / "checkpoint.npz").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.4)
-        process.terminate()
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert (output / "weights.npz").exists() and (output / "model.tflite").exists(), "there is a model at once"
+def every_step_saved(exported, folder, pause=0.0):
+    """A copy of the program that writes a checkpoint after each step, and pauses after it."""
+    changed_copy(exported, folder, "board_device.py", "CHECKPOINT_SECONDS = 120", "CHECKPOINT_SECONDS = 0")
+    replace_in(folder / "board_run.py", "        self.saved = ", f"        time.sleep({pause}); self.saved = ")
+    return folder
+
+
+def wait_for_checkpoint(output, earlier=None):
+    """Wait until there is another checkpoint than the `earlier` one; returns when it was written."""
+    path, deadline = output / "checkpoint.npz", time.monotonic() + 60
+    while not path.exists() or path.stat().st_mtime_ns == earlier:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.stat().st_mtime_ns
+
+
+def test_a_run_that_signals_stop_ends_as_an_unbroken_one_bit_for_bit(three_wheels, exported, photos, trained, tmp_path):
+    output, slow, moment = tmp_path / "out", every_step_saved(exported, tmp_path / "slow", 0.1), None
+    words = [three_wheels, slow / "board_train.py", "--data_dir", photos, "--output", output, "--resume"]
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGPWR):
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+            wait_for_checkpoint(output, moment)
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+            moment = (output / "checkpoint.npz").stat().st_mtime_ns
+            assert re.search(r"stopped after step \d+; continue with --resume", process.communicate()[1])
+        assert (output / "weights.npz").exists() and (output / "model.tflite").exists(), "there is a model at once"
     refused = run(three_wheels, exported, "--data_dir", photos, "--output", output, code=2)
     assert "unfinished run" in refused.stderr and "--resume" in refused.stderr
     run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
     assert_as_unbroken(output, trained)
 
 
+def test_a_lost_terminal_leaves_a_checkpoint_and_nohup_goes_on(three_wheels, exported, photos, trained, tmp_path):
+    """The kernel sends SIGHUP where an ssh connection is lost, and the terminal takes no more text."""
+    slow = every_step_saved(exported, tmp_path / "slow", 0.1)
+    words = [
+        str(three_wheels),
+        str(slow / "board_train.py"),
+        "--data_dir",
+        str(photos),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(words[0], words)
+    wait_for_checkpoint(tmp_path / "out")
+    os.close(terminal)
+    os.waitpid(process, 0)
+    run(three_wheels, exported, *words[2:], "--resume")
+    assert_as_unbroken(tmp_path / "out", trained)
+    words[-1] = str(tmp_path / "ignoring")
+    with subprocess.Popen(["nohup", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as ignoring:
+        wait_for_checkpoint(tmp_path / "ignoring")
+        ignoring.send_signal(signal.SIGHUP)
+        assert ignoring.wait(60) == 0
+    assert_as_unbroken(tmp_path / "ignoring", trained)
+
+
 def test_photos_that_were_read_before_a_power_cut_are_not_read_again(three_wheels, exported, photos, trained, tmp_path):
-    loop = "            for start in range(before, len(photos), self.part):\n"
-    kill = "                if start == 40: os.kill(os.getpid(), 9)\n"
+    loop = "        for start in range(before, count, self.part):\n"
+    kill = "            if start == 40: os.kill(os.getpid(), 9)\n"
     killed = changed_copy(exported, tmp_path / "killed", "board_photos.py", loop, loop + kill)
-    run(three_wheels, killed, "--data_dir", photos, "--output", tmp_path / "out", "--checkpoint_minutes", 0, code=-9)
-    says = changed_copy(
-        exported, tmp_path / "says", "board_photos.py", loop, "            print('from', before)\n" + loop
-    )
+    run(three_wheels, killed, "--data_dir", photos, "--output", tmp_path / "out", code=-9)
+    says = changed_copy(exported, tmp_path / "says", "board_photos.py", loop, "        print('from', before)\n" + loop)
     done = run(three_wheels, says, "--data_dir", photos, "--output", tmp_path / "out", "--resume")
     assert "from 40" in done.stdout
     assert_as_unbroken(tmp_path / "out", trained)
@@ -130,103 +172,13 @@ def test_photos_that_were_read_before_a_power_cut_are_not_read_again(three_wheel
 def test_a_run_that_is_killed_while_it_validates_validates_that_epoch_again(
     epoch, three_wheels, exported, photos, trained, tmp_path
 ):
-    output = tmp_path / "out"
-    killed = f"        if len(state['epochs']) == {epoch - 1}: import signal; signal.raise_signal(9)\n"
+    output, folder = tmp_path / "out", every_step_saved(exported, tmp_path / "board")
     at = '        steps = state["step"] - self.epoch_steps * len(state["epochs"])\n'
-    folder = changed_copy(exported, tmp_path / "board", "board_run.py", at, killed + at)
-    run(three_wheels, folder, "--data_dir", photos, "--output", output, "--checkpoint_minutes", 0, code=-9)
+    killed = f"        if len(state['epochs']) == {epoch - 1}: import signal; signal.raise_signal(9)\n"
+    replace_in(folder / "board_run.py", at, killed + at)
+    run(three_wheels, folder, "--data_dir", photos, "--output", output, code=-9)
     run(three_wheels, exported, "--data_dir", photos, "--output", output, "--resume")
     assert_as_unbroken(output, trained)
-
-
-def test_an_archive_gives_what_the_folder_gives(three_wheels, exported, photos, trained, tmp_path):
-    shutil.make_archive(str(tmp_path / "photos"), "tar", photos.parent, photos.name)
-    run(three_wheels, exported, "--data_dir", tmp_path / "photos.tar", "--output", tmp_path / "out")
-    for name, value in weights_of(trained).items():
-        np.testing.assert_array_equal(weights_of(tmp_path / "out")[name], value)
-
-
-def test_another_selection_trains_the_head_alone_from_the_same_weights(three_wheels, exported, photos, tmp_path):
-    output = tmp_path / "out"
-    run(three_wheels, exported, "--data_dir", photos, "--output", output, "--selection", "head", "--num_epochs", 1)
-    variables, start = (
-        json.loads((exported / "board.json").read_text())["variables"],
-        load_model(exported / "start.keras", ""),
-    )
-    before = dict(zip(tensor_names(start), start.trainable_variables, strict=True))
-    weights = weights_of(output)
-    moved = [
-        name for i, name in enumerate(variables) if not np.array_equal(weights[f"weights_{i}"], before[name].numpy())
-    ]
-    assert moved == [name for name in variables if "head" in name] != variables
-
-
-def test_noise_of_a_step_is_normal_and_dropout_uniform(board_modules):
-    network, drawn = object.__new__(board_modules.network.Network), {}
-    network.part = 1
-    network.inputs = lambda name: {"normal_0": (1, 4000), "random_0": (1, 4000)}
-    network.call = lambda name, **values: drawn.update(values) or {"loss": 0.0, "accuracy": 0.0}
-    network.step([({}, np.zeros(1, np.int32), 1.0)], 0.1, [3, 7])
-    assert abs(drawn["normal_0"].mean()) < 0.1 and abs(drawn["normal_0"].std() - 1) < 0.1
-    assert 0 <= drawn["random_0"].min() < 0.01 and 0.99 < drawn["random_0"].max() < 1
-
-
-@pytest.fixture(scope="module")
-def times(three_wheels, exported, tmp_path_factory):
-    """times.json."""
-    folder = shutil.copytree(exported, tmp_path_factory.mktemp("measured") / "board")
-    run(three_wheels, folder, "--profile")
-    return folder / "times.json"
-
-
-def test_profile_measures_each_selection(times):
-    record = json.loads(times.read_text())
-    assert [one["name"] for one in record["selections"]] == ["upper", "head"]
-    assert all(one[name] > 0 for one in record["selections"] for name in ("step_ms", "features_ms", "infer_ms"))
-
-
-def test_a_deadline_chooses_the_largest_selection_that_fits(times, three_wheels, exported, photos, tmp_path):
-    folder = tmp_path / "board"
-    shutil.copytree(exported, folder)
-    for step_ms, name in ((1.0, "upper"), (1e6, "head")):
-        record = json.loads(times.read_text())
-        record["selections"][0]["step_ms"] = step_ms
-        write_json(folder / "times.json", {**record, "digest": record_digest(record)})
-        done = run(
-            three_wheels, folder, "--data_dir", photos, "--output", tmp_path / name, "--deadline", 8, "--num_epochs", 1
-        )
-        assert f"({name})" in done.stdout
-
-
-def test_the_table_in_times_of_the_board_predicts_what_was_measured(exported, tmp_path):
-    model = load_model(exported / "start.keras", "")
-    table = make_table(model, constant_ms=5.0)
-    selections = json.loads((exported / "board.json").read_text())["selections"]
-    measured = [
-        {"tensors": one["tensors"], "step_ms": 3 * table.predict_ms(mask_of(model, one["tensors"]), 0.0) + 7}
-        for one in selections
-    ]
-    path = tmp_path / "times.json"
-    path.write_text(json.dumps({"batch_size": 6, "selections": measured}))
-    found = board_table(path, table, 6)
-    for one in (*measured, {"tensors": tensor_names(model), "step_ms": 3 * table.full_step_ms + 7}):
-        assert found.predict_ms(mask_of(model, one["tensors"]), 0.0) == pytest.approx(one["step_ms"])
-    assert found.full_step_ms == pytest.approx(3 * table.full_step_ms + 7)
-    row = measured[0]
-    path.write_text(
-        json.dumps({"batch_size": 6, "selections": [row, {**measured[1], "step_ms": 0.1 * row["step_ms"]}]})
-    )
-    steep = board_table(path, table, 6)  # a line through both is below 0 for a step that trains nothing
-    assert steep.fit.constant_ms > 0 and steep.predict_ms(np.zeros(len(table.names), bool), 0.0) > 0
-    with pytest.raises(UserError, match="is of 6 images a step"):
-        board_table(path, table, 8)
-    path.write_text(json.dumps({"batch_size": 6, "selections": [{"tensors": ["other"], "step_ms": 1.0}]}))
-    with pytest.raises(UserError, match="is of another network; this one has no tensor other"):
-        board_table(path, table, 6)
-
-
-def mask_of(model, names):
-    return np.array([name in names for name in tensor_names(model)])
 
 
 def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
@@ -251,10 +203,6 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     write_json(tmp_path / "board.json", {**record, "classes": ["elk", *NAMES[1:]]})
     with pytest.raises(UserError, match=r"board.json: is damaged or of another version; copy the folder"):
         load_board(tmp_path / "weights.npz")
-    record["variables"] = ["other/kernel"]
-    write_json(tmp_path / "board.json", {**record, "digest": record_digest(record)})
-    with pytest.raises(UserError, match=r"board.json: variables: the network of start.keras has no other/kernel"):
-        load_board(tmp_path / "weights.npz")
 
 
 def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
@@ -272,7 +220,7 @@ def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
         f"{divided}/train trains, {divided}/{name} chooses the best model, {divided}/test is reported once at the end"
     )
     assert said in done.stdout and "36 photos to train on, 9 to choose the best model by, 15 to test on" in done.stdout
-    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    result = result_of(tmp_path / "out")
     assert result["test_accuracy"] < 0.4 < 0.6 < result["best_accuracy"]
     assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos not used to choose it" in done.stdout
 
@@ -297,10 +245,6 @@ def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tm
         found = board_modules.photos.find_photos(tmp_path / "more", NAMES)
         assert [one[4] for one in found] == ["test"] * 60 + ["train"] * 60 + ["choose"] * 60
         place.rename(tmp_path / name)
-    for name in ("val", "validation"):
-        (tmp_path / name).rename(tmp_path / "more" / name)
-    with pytest.raises(SystemExit):
-        board_modules.photos.find_photos(tmp_path / "more", NAMES)
 
 
 def test_a_head_fitted_in_blocks_is_that_of_all_photos(board_modules, monkeypatch):

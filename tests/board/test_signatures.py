@@ -13,7 +13,7 @@ from tensorflow.lite.python import schema_py_generated
 
 import models
 from elastic_trainer.board.inference_file import inference_file
-from elastic_trainer.board.signatures import TrainingFunctions, WeightedImages, converted_function
+from elastic_trainer.board.signatures import TrainingFunctions, WeightedImages
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.system.errors import UserError
@@ -54,9 +54,9 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [len(mask) - 1])
     optimizer.build(model.trainable_variables)
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
-    inference = inference_file(model, trained, lambda function: converted_function(model, function))
+    inference = inference_file(model, trained)
     assert inference is not None
-    functions = TrainingFunctions(model, optimizer, [mask], PART, inference.arrays)
+    functions = TrainingFunctions(model, optimizer, mask, PART, inference.arrays)
     assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
     content = functions.litert_file()
     interpreter = _interpreter(content)
@@ -140,7 +140,7 @@ def _file_with(*layers) -> TrainingFunctions:
     model = keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Rescaling(1 / 255), *parts])
     optimizer = make_optimizer("sgd", 0.05, 1e-3, 100, 0.05, [])
     optimizer.build(model.trainable_variables)
-    return TrainingFunctions(model, optimizer, [np.ones(len(model.trainable_variables), bool)], PART)
+    return TrainingFunctions(model, optimizer, np.ones(len(model.trainable_variables), bool), PART)
 
 
 def test_random_numbers_of_a_step_are_its_inputs():
@@ -228,7 +228,7 @@ def test_the_file_for_inference_predicts_with_the_arrays_that_it_gets(block):
     features = keras.layers.GlobalAveragePooling2D()(block(keras.layers.Conv2D(8, 3, padding="same")(images)))
     model = keras.Model(images, keras.layers.Dense(CLASSES)(features))
     trained = model.trainable_variables
-    inference = inference_file(model, trained, lambda function: converted_function(model, function))
+    inference = inference_file(model, trained)
     assert inference is not None
     rng = np.random.default_rng(1)
     for variable in trained:

@@ -70,9 +70,10 @@ CUB = "caltech_birds2011"
         ("--train_type prunetrain --micro_batch 4", "--micro_batch: cannot be combined with --train_type prunetrain"),
         ("--export tflite --save_model False", "--export tflite: needs the best model; leave out --save_model False"),
         (
-            "--export train_graph --max_steps 5",
-            "--max_steps: cannot be combined with --export train_graph; give --num_ep",
+            "--export board --max_steps 5",
+            "--max_steps: cannot be combined with --export board; give --num_ep",
         ),
+        ("--model_name keras_model.h5", "--model_name: 'keras_model.h5' may hold code, .* FILE.py:FUNCTION, .*groups"),
         ("--preset photo", "--preset: 'photo' is not one of paper, photos, demo; did you mean 'photos'?"),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_run_chooses_exactly_what_fits(more, room_mb, sizes, many_photos, monk
     assert len({*asked}) <= 19
 
 
-@pytest.mark.parametrize(("more", "parts"), [([], 16), (["--export", "tflite"], 16), (["--export", "train_tflite"], 0)])
+@pytest.mark.parametrize(("more", "parts"), [([], 16), (["--export", "tflite"], 16), (["--export", "board"], 0)])
 def test_this_machines_memory_does_not_decide_for_a_board(more, parts, many_photos, monkeypatch):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     monkeypatch.setattr(TracedSteps, "check", lambda *_: None)
@@ -237,14 +237,10 @@ def test_this_machines_memory_does_not_decide_for_a_board(more, parts, many_phot
     assert chosen_before_images(given)[0].micro_batch == parts
 
 
-@pytest.mark.parametrize("is_for_board", [False, True])
-def test_selections_stay_within_the_memory_there_is_unless_a_board_trains(
-    is_for_board, many_photos, tmp_path, monkeypatch, capsys
-):
+def test_selections_stay_within_the_memory_there_is(many_photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
-    retimed = {"retimed": lambda table, batch_size: table} if is_for_board else {}
-    chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4"], **retimed)
-    assert ("memory: selections stay within" in capsys.readouterr().out) != is_for_board, "its memory is not known"
+    chosen_before_images([*many_photos, "--rho", "1", "--batch_size", "4"])
+    assert "memory: selections stay within" in capsys.readouterr().out
 
 
 def test_a_rate_follows_the_batch():

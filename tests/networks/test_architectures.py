@@ -10,11 +10,7 @@ from conftest import NEEDS_VIT, with_vit
 
 import models
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.engine.optimizers import make_optimizer
-from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.architectures import architecture
-from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.networks.tensors import head_mask, normalisation_and_bias_mask, tensor_names
 from elastic_trainer.settings.network_names import GLYPH_WEIGHTS, KERAS_NETWORKS, MODEL_NAMES
 from elastic_trainer.system.errors import UserError
@@ -106,28 +102,6 @@ def test_logits_are_those_of_the_plain_keras_network(name):
     features = plain(sys.modules[function.__module__].preprocess_input(images.copy()), training=False)
     expected = model.get_layer("head")(features).numpy()
     np.testing.assert_allclose(model(images, training=False), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("name", ["efficientnetb0", "convnexttiny"])
-def test_other_networks_train_with_frozen_statistics_and_load_after_saving(name, tmp_path):
-    model = models.build_model(name, 32, 5)
-    before = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
-    optimizer = make_optimizer("sgd", 1e-2, 5e-4, 10)
-    optimizer.build(model.trainable_variables)
-    head = head_mask(model)
-    assert [one for one, taken in zip(tensor_names(model), head, strict=True) if taken] == [
-        "head/kernel",
-        "head/bias",
-    ]
-    images = tf.random.uniform((2, 32, 32, 3), 0, 255, seed=0)
-    step = TrainStep(ImageClassification(model), optimizer, 2, head)
-    assert np.isfinite(float(step(images, tf.constant([0, 1]))[0]))
-    after = [v.numpy() for v in model.non_trainable_variables if "seed" not in v.path]
-    for old, new in zip(before, after, strict=True):
-        np.testing.assert_array_equal(old, new)
-    save_model(model, tmp_path / "model.keras")
-    copy = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(copy(images, training=False), model(images, training=False), rtol=1e-3, atol=1e-4)
 
 
 def test_a_size_that_keras_refuses_is_refused_in_one_line():

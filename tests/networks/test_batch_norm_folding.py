@@ -11,7 +11,6 @@ from small_networks import as_if_trained, built_optimizer, some_images, values
 import models
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
-from elastic_trainer.networks import batch_norm_folding
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 
@@ -176,21 +175,6 @@ def test_folded_network_has_the_logits_and_gradients_of_the_plain_one(name):
 )
 def test_zero_padding_is_merged_where_the_convolution_would_pad_alike(name, merged):
     assert sum(pair.padding is not None for pair in find_pairs(network(BODIES[name][0]))) == merged
-
-
-@pytest.mark.parametrize(
-    "name, products", [("pointwise", 1), ("pointwise with stride", 0), ("pointwise with groups", 0)]
-)
-def test_small_pointwise_convolutions_are_products_of_matrices(name, products, monkeypatch):
-    def count():
-        return operation_types(network(BODIES[name][0]), ()).count("MatMul") - of_head
-
-    of_head = operation_types(network(BODIES["plain"][0]), ()).count("MatMul")
-    assert count() == products
-    size = 4 * SIZE * SIZE * 3 * 4  # multiply-adds of a batch
-    for limit, is_small in ((size, True), (size - 1, False)):
-        monkeypatch.setattr(batch_norm_folding, "LARGEST_PRODUCT", limit)
-        assert count() == products * is_small
 
 
 @pytest.mark.parametrize("name, count", [("mobilenetv2", 52), ("resnet50", 53)])

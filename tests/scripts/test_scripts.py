@@ -25,7 +25,7 @@ def test_help_names_the_script(script, monkeypatch, capsys):
     assert end.value.code == 0 and script.rpartition("/")[2] in capsys.readouterr().out.splitlines()[0]
 
 
-@pytest.mark.parametrize("script", ["benchmarks/records_page.py", "energy.py", "board/load.py", "board/export.py"])
+@pytest.mark.parametrize("script", ["benchmarks/records_page.py", "energy.py", "board/load.py"])
 def test_scripts_start_in_any_folder(script, tmp_path):
     words = [sys.executable, ROOT / "scripts" / script, "--help"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
