@@ -141,7 +141,7 @@ class Settings:
         "if they take more"), "no limit", is_free=True)
     micro_batch: int = flag(0, BUDGET, count, "N", (
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
-        "and takes time. The preset `photos` does so where memory is little; `--export board` takes parts of 8 in LiteRT"),
+        "and takes time. The preset `photos` does so where memory is little; `--export board` takes parts of 8"),
         "the batch at once", is_free=True)
     plan: bool = switch(BUDGET, (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
