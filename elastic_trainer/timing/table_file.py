@@ -57,6 +57,14 @@ def has_table(network: Settings) -> bool:
         return True  # damaged, as `load_table` says
 
 
+def other_tables(network: Settings) -> list[str]:
+    """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
+    label = f"{model_label(network.model_name, network.alpha)}_"
+    records = network.logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
+    sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
+    return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
+
+
 def save_table(table: TimingTable, network: Settings, folder: Path) -> None:
     """Write table.csv and profile.json into `folder`; one is never left beside the other of another table."""
     kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]

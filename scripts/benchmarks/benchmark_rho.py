@@ -41,7 +41,9 @@ from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
+from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
+from elastic_trainer.timing.measuring import MEASURING_SECONDS
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -87,6 +89,11 @@ class Alternating(Listener):
         own_ms = np.nan if result.step_ms is None else result.step_ms
         self.times.append((own_ms, result.caching_ms, self.full_ms, is_quiet))
 
+    def by_selection(self) -> list[np.ndarray]:
+        """`times` of each selection, [steps, 4]."""
+        starts = [selection.step for selection in self.trainer.history.selections[1:]]
+        return np.split(np.array(self.times), starts)
+
 
 def run(
     model: keras.Model,
@@ -105,7 +112,7 @@ def run(
     results = trainer.run()
     assert results is not None, "it ran to its end"
     selections, parts = trainer.history.selections, []
-    for times in np.split(np.array(listener.times), [selection.step for selection in selections[1:]]):
+    for times in listener.by_selection():
         timed = times[~np.isnan(times[:, 0])]
         parts.append(timed[:, (0, 2, 3)] + [times[:, 1].mean(), 0, 0])
     pairs, is_quiet = np.concatenate(parts).T[:2], np.concatenate(parts)[:, 2]
@@ -125,22 +132,30 @@ def run(
     }
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """The timing table, and of each feasible rho its runs, one a round."""
-    network = args.network
-    model, data = models.build(network), few_digits(network, args.steps // EPOCHS)
+def prepared(network: Settings, steps: int) -> tuple[keras.Model, ImageData, Callable[[], object]]:
+    """The network, digits for `steps` steps between two selections, and a step of full training of another network."""
+    model, data = models.build(network), few_digits(network, steps // EPOCHS)
     batch = next(iter(data.train(0)))
-    if network.weights == "none":
+    if network.weights == "none" and not is_custom_model(network.model_name):
         batches = data.importance_batches(0, 32 // network.batch_size or 1)
         standardize(model, np.concatenate([batch.inputs for batch in batches]))
     other = models.build(network)  # a separate network, which trains in full
     optimizer = make_optimizer(network.optimizer, Settings.learning_rate, Settings.weight_decay, 100_000)
     optimizer.build(other.trainable_variables)
-    full = partial(TrainStep(ImageClassification(other), optimizer, network.batch_size), batch.inputs, batch.targets)
-    table = None
-    if not args.estimated:
-        with tempfile.TemporaryDirectory() as folder:
-            table = profiler.profile(model, network, Path(folder))
+    step = TrainStep(ImageClassification(other), optimizer, network.batch_size)
+    return model, data, partial(step, batch.inputs, batch.targets)
+
+
+def profiled_table(model: keras.Model, network: Settings, seconds: float = MEASURING_SECONDS) -> TimingTable:
+    with tempfile.TemporaryDirectory() as folder:
+        return profiler.profile(model, network, Path(folder), seconds)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The timing table, and of each feasible rho its runs, one a round."""
+    network = args.network
+    model, data, full = prepared(network, args.steps)
+    table = None if args.estimated else profiled_table(model, network)
     weights = model.get_weights()  # each run starts from them: after many, a network with random weights may diverge
     settings = Settings(
         optimizer=network.optimizer,
