@@ -120,8 +120,10 @@ def step_memory(step: TrainStep, places: Mapping[str, int] | None = None, order:
     fixed_mb += FILTERS_FACTOR * filters_mb + TRAINED_FACTOR * trained_mb
     by_rows_mb = np.maximum(np.cumsum(kept_mb) + np.maximum.accumulate(result_mb), forward_mb)
     by_rows_mb += 2 * sum(map(_size_mb, step.inputs))
-    counts = np.arange(1, len(trained_mb) + 1) if places else len(step.variables)
-    sums_mb = trained_mb + MARGIN * OPERATION_MB * SUM_OPERATIONS * counts
+    sum_operations = SUM_OPERATIONS * (np.arange(1, len(trained_mb) + 1) if places else len(step.variables))
+    if step.update is not None:  # a graph of its own, with the optimizer's operations
+        sum_operations = sum(op.type not in _GIVEN for op in step.update.graph.get_operations())
+    sums_mb = trained_mb + MARGIN * OPERATION_MB * sum_operations
     return StepMemory(int(step.inputs[0].shape[0]), MARGIN * fixed_mb, MARGIN * by_rows_mb, sums_mb)
 
 
