@@ -47,8 +47,8 @@ class ElasticTraining(keras.callbacks.Callback):
     Args:
         rho: time of a step over that of one of plain `fit`, above 0 and at most 1. Where it does not decide by itself,
             over that of a full step here, which is at most as long.
-        interval: epochs between two selections, by default 3; fractions are allowed where the length of an epoch is
-            known. An upper part is selected once by default.
+        interval: epochs between two selections; fractions are allowed where the length of an epoch is known. By
+            default as many as keep selections short beside what they save; an upper part is selected once.
         table: what each tensor costs (`elastic_trainer.profile` measures it). By default it follows from FLOPs and
             bytes, and from the steps of this fit.
         scheme: an elastic one of `selection.named.SCHEMES`, by default "elastic_training" where it does not decide by
@@ -91,12 +91,10 @@ class ElasticTraining(keras.callbacks.Callback):
             raise UserError(f"scheme {not_one_of(scheme, elastic)}")
         decides = scheme is None and interval is None and table is None and memory is None
         name = UPPER_PART if decides else scheme or IMPORTANCE
-        if interval is None and SCHEMES[name].importance is not None:
-            interval = Settings.interval
         settings = Settings(
             rho=rho,
             memory=_megabytes(memory),
-            interval=interval,  # type: ignore[arg-type]  # None: one selection
+            interval=interval,  # type: ignore[arg-type]  # None: one selection, until the first has shown what it takes
             importance_batches=importance_batches,
             deterministic=deterministic,
             feature_cache="off",

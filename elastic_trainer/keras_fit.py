@@ -19,7 +19,8 @@ from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.runs.engine import Engine
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.elastic import ElasticScheme
-from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, plain_step_ms
+from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.selection.payoff import CLOSE, MARGIN, Comparison, Payoff, chosen_interval, plain_step_ms
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.estimate import estimated_table, sharpened
@@ -118,8 +119,9 @@ class Fit:
         engine = self.engine
         if engine is not None and engine.history.results:
             engine.history.record_epoch({}, is_running=True)
-            if engine.schedule.steps_per_epoch == UNKNOWN_STEPS:
-                engine.plan(engine.history.step, self._first_epoch or 0)
+            steps, is_chosen = engine.schedule.steps_per_epoch, self._choose_interval(engine)
+            if steps == UNKNOWN_STEPS or is_chosen:
+                engine.plan(engine.history.step if steps == UNKNOWN_STEPS else steps, self._first_epoch or 0)
         elif self.phase is Phase.WAITS and self._epoch_steps and epoch + 1 < self._params["epochs"]:
             self._payoff.record_epoch(logs)
             self._decide((self._params["epochs"] - epoch - 1) * self._epoch_steps)
@@ -253,7 +255,22 @@ class Fit:
         self.engine = engine = Engine(task, data, scheme, settings, table)
         engine.training.folds = settings.rho < 1  # else plain fit, bit for bit
         engine.plan(data.steps_per_epoch, self._first_epoch or 0)
+        if not decides and settings.rho < 1 and self._payoff.looks_random:
+            told = self._payoff.evidence
+            self._asked.say(f"lower layers that do not train may keep their random weights: only {told}")
         return engine
+
+    def _choose_interval(self, engine: Engine) -> bool:
+        """Whether it was left to be chosen, and now is, by what the first selection took."""
+        scheme, selection, asked = engine.scheme, engine.history.selection, self._asked
+        measures = SCHEMES[asked.scheme].importance is not None
+        if not measures or not isinstance(scheme, ElasticScheme) or scheme.settings.interval is not None:
+            return False
+        epoch_ms = (selection.full_step_ms or 0.0) * engine.history.step
+        selecting_ms = 1e3 * sum(selection.seconds.values())
+        interval = chosen_interval(selecting_ms, epoch_ms, asked.settings.rho, Settings.interval)
+        engine.settings = scheme.settings = replace(scheme.settings, interval=interval)
+        return True
 
     # --- deciding by itself -----------------------------------------------------------------------------------------
 

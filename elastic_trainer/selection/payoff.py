@@ -27,6 +27,7 @@ COMPILED = 5  # times a step: a call that takes longer has compiled
 COMPILING = 10  # times tracing the forward pass: compiling a step (4 to 15 were seen)
 MARGIN = 2  # times what changing to the upper part takes, that it must save
 SETTLED = 0.01  # of what the loss has fallen by so far
+SELECTING = 0.1  # of what elastic steps save, for selections by importance
 PAIRS, CLOSE = 8, 0.05  # of full and elastic steps; of a full step, by which a selection may miss what was asked
 
 
@@ -71,6 +72,7 @@ class Payoff:
 
     def __init__(self, rho: float, vectors: Iterable[np.ndarray], is_new: bool) -> None:
         self._rho, self._is_new, (moved, count) = rho, is_new, vectors_moved(vectors)
+        self.looks_random = self._is_new and count > 0 and 2 * moved <= count
         self._is_pretrained = self._is_new and 2 * moved > count
         self.evidence = f"{moved} of {count} biases and scales have left the constants where they start"
         self.tracing_ms = 0.0
@@ -173,6 +175,12 @@ class Comparison:
         """Of a full and of an elastic step, with the wait for their batches, and of that wait."""
         full_ms, elastic_ms, waiting_ms = map(statistics.median, (self._full_ms, self._elastic_ms, self._waiting_ms))
         return full_ms, elastic_ms, min(waiting_ms, full_ms, elastic_ms)
+
+
+def chosen_interval(selection_ms: float, epoch_ms: float, rho: float, fewest: float) -> float:
+    """Epochs between two selections, at least `fewest`, such that they take at most `SELECTING` of what steps save."""
+    saved_ms = SELECTING * (1 - rho) * epoch_ms
+    return max(float(np.ceil(selection_ms / saved_ms)), fewest) if saved_ms > 0 else fewest
 
 
 def plain_step_ms(task: CompiledTask, batch: Batch) -> float:

@@ -10,7 +10,7 @@ from conftest import make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, keras_fit
 from elastic_trainer.selection import payoff
-from elastic_trainer.selection.payoff import Comparison, Payoff, has_settled, vectors_moved
+from elastic_trainer.selection.payoff import Comparison, Payoff, chosen_interval, has_settled, vectors_moved
 from elastic_trainer.timing.estimate import sharpened
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -162,3 +162,8 @@ def test_what_it_is_told_holds_from_the_first_step(told):
     fitted([callback], 2)
     assert callback.history.step == 10 and callback.history.selections[0].importance is not None
     assert len(callback.history.selections) == (2 if "interval" in told else 1)
+
+
+def test_selections_take_a_tenth_of_what_steps_save():
+    assert chosen_interval(1000.0, 4000.0, 0.5, 3) == 5
+    assert chosen_interval(1000.0, 1e9, 0.5, 3) == chosen_interval(1.0, 0.0, 1.0, 3) == 3
