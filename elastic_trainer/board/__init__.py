@@ -1,1 +1,1 @@
-"""A board trains in LiteRT or an older TensorFlow: the folder for it, `--export train_tflite` or `train_graph`."""
+"""A board trains in LiteRT or an older TensorFlow: the folder for it, `--export board`."""
