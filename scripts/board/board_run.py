@@ -162,7 +162,8 @@ class Run:
             testing = max(state["validation"], default=len(self.examples.test) / self.batch * step_s)
             testing *= 1 + len(self.examples.held_out) / len(self.examples.test)
             spare = self.time_left() - testing - state["fitting"] * self.recipe["average_head"]
-            state["steps"] = min(self.planned, state["step"] + int(max(spare, 0) / step_s))
+            possible = max(int(spare / step_s) - 1, 0)  # one for what takes longer than usual
+            state["steps"] = min(self.planned, state["step"] + possible)
         loss, accuracy = (total / done for total in state["sums"])
         device.show(
             f"epoch {len(state['epochs']) + 1} of {self.recipe['num_epochs']}, step {done} of {self.epoch_steps}: "
