@@ -56,13 +56,13 @@ def architecture(name: str) -> Architecture:
     keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
     function = getattr(keras.applications, keras_name)
     scaling = _SCALINGS.get(function.__module__.rpartition(".")[2])
-    scaled: Callable[..., Any] = partial(_preprocess, *scaling) if scaling else lambda images: images
+    preprocess: Callable[..., Any] = partial(_preprocess, *scaling) if scaling else lambda images: images
 
     def build(size: int, alpha: float, weights: str | None) -> keras.Model:
         width = {"alpha": alpha} if name in WIDTHS else {}
         return function(input_shape=(size, size, 3), include_top=False, weights=weights, **width)
 
-    return Architecture(build, scaled)
+    return Architecture(build, preprocess)
 
 
 def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: keras.KerasTensor) -> keras.KerasTensor:
