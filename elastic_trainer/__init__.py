@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.datasets.array_data import ArrayData
+    from elastic_trainer.datasets.decoding import read_photo
     from elastic_trainer.engine.feature_sums import FeatureSums
     from elastic_trainer.keras_callback import ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "freeze_batch_norm",
     "profile",
+    "read_photo",
 ]
 
 # Public name -> the module that has it.
@@ -45,6 +47,7 @@ _MODULES = {
     "UserError": "elastic_trainer.system.errors",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
     "profile": "elastic_trainer.timing.profiling",
+    "read_photo": "elastic_trainer.datasets.decoding",
 }
 
 _KERAS = ("ElasticTraining", "Trainer", "freeze_batch_norm", "profile")  # need it with TensorFlow

@@ -308,6 +308,14 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
     assert predictions.losses.mean() == pytest.approx(summary["test_loss"], rel=1e-3)
 
 
+def test_a_run_whose_test_folder_has_training_images_alone_ends_with_a_warning(photos, capsys):
+    (photos / "test").rename(photos / "val")
+    shutil.copytree(photos / "train", photos / "test")
+    run = train(photos, "--save_model", False, "--max_steps", 2)
+    assert re.search("warning: not tested: the run in .*: was trained on all 12 test images", capsys.readouterr().out)
+    assert "test_accuracy" not in read_run(run).summary
+
+
 def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_train_on(photos):
     """Without other photos, these are the run's own test images; new ones are tested, too."""
     together = photos.with_name("together")

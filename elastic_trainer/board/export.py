@@ -32,7 +32,7 @@ from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.needs import needs_line
 from elastic_trainer.board.signatures import StepFunctions, TrainingFunctions, converted_function, suffixed
-from elastic_trainer.datasets import digests
+from elastic_trainer.datasets import decoding, digests
 from elastic_trainer.datasets.image_data import ImageData, trained_images
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.engine import feature_sums
@@ -59,6 +59,7 @@ TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
 SCRIPT = "board_train.py"  # the one to start
 COPIES = {
+    "board_decoding.py": decoding,
     "board_digests.py": digests,
     "board_memory.py": memory,
     "board_sums.py": feature_sums,
@@ -119,7 +120,7 @@ def export_for_board(
             run.train_type if table is None else f"rho{rho:g}": _first_mask(run, rho, model, dataset, table)
             for rho in (run.rho, *rhos)
         }
-        count = dataset.train_count + dataset.test_count + (dataset.held_out.test_count if dataset.held_out else 0)
+        count = dataset.train_count + dataset.test_count + dataset.tested_later
     recipe = {
         "augment": settings.augment,
         "seed": settings.seed,

@@ -30,10 +30,10 @@ def _refuse(folder: Path, change: str | None) -> None:
 def changed_images(now: dict[str, Any], before: dict[str, Any]) -> str | None:
     """How the images of a run differ from those that it was started with, by `ImageData.record`; None: they do not."""
     change = changed_class(now["class_names"], before["class_names"])
-    for kind in ("training", "test", "held_out"):
+    for kind in ("training", "test"):
         is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
         if change is None and is_ != was:
-            change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
+            change = f"other {kind} images ({was}; now {is_})"
     return change
 
 

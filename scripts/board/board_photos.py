@@ -4,7 +4,6 @@ Photos are found, decoded and split into those to train on and those to test on 
 """
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -16,17 +15,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from board_decoding import MAX_MB, read_photo
 from board_device import HERE, START, fail, first_line, left, read_json, remove, show, write_json
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
 from board_network import Network
-from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
-BILINEAR = getattr(Image, "Resampling", Image).BILINEAR  # Pillow 8, the last for Python 3.6, has it elsewhere
-ROWS = 64  # that are converted at a time
 VALIDATION = ("val", "valid", "validation")
 
 
@@ -84,37 +79,6 @@ def find_photos(path, classes):
     if not photos:
         fail(f"--data_dir {path}: contains no photos in folders of its classes: {', '.join(classes)}")
     return photos
-
-
-def decode(encoded, size):
-    """Pixels uint8 [size, size, 3], decoded as main.py does: upright, stretched to a square, transparent is white."""
-    Image.MAX_IMAGE_PIXELS = None
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        full = image.width * image.height
-        needed = 3 * full if image.info.get("progressive") else 0  # read at its full size, whatever is made of it
-        image.draft("RGB", (size, size))
-        each = WEBP_BYTES if image.format == "WEBP" else PIXEL_BYTES
-        needed_mb = (needed + each * image.width * image.height) / 1e6
-        free_mb = free_memory_mb(counts_swap=False)
-        if free_mb is not None and needed_mb > free_mb:
-            raise ValueError(f"{full / 1e6:.0f} megapixels take {needed_mb:,.0f} MB while they are decoded, and "
-                             f"{free_mb:,.0f} MB are available; make it smaller")  # fmt: skip
-        upright = image if image.getexif().get(0x0112, 1) == 1 else ImageOps.exif_transpose(image)
-        is_plain = upright.mode == "RGB" and "transparency" not in upright.info
-        return np.asarray((upright if is_plain else in_rgb(upright)).resize((size, size), BILINEAR))
-
-
-def in_rgb(image):
-    """Grey becomes RGB, transparent becomes white; some rows at a time, which takes less memory."""
-    converted = Image.new("RGB", image.size)
-    for top in range(0, image.height, ROWS):
-        rows = image.crop((0, top, image.width, min(top + ROWS, image.height)))
-        if rows.mode.startswith("I"):  # 16-bit grey
-            rows = Image.fromarray((np.asarray(rows).clip(0, 65535) / 257).round().astype(np.uint8))
-        if rows.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in rows.info:
-            rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
-        converted.paste(rows.convert("RGB"), (0, top))
-    return converted
 
 
 class Examples:
@@ -189,9 +153,10 @@ class Examples:
             for start in range(before, len(photos), self.part):
                 for place, (name, *_, reader) in enumerate(photos[start : start + self.part]):
                     try:
-                        encoded = reader()
-                        pixels[place] = decode(encoded, self.size)
-                        digests.append(digest(encoded))
+                        free_mb = free_memory_mb(counts_swap=False)
+                        image = read_photo(reader(), self.size, MAX_MB if free_mb is None else free_mb)
+                        pixels[place] = image
+                        digests.append(digest(image))
                     except Exception as error:  # Pillow raises many types
                         print(f"\r{name}: cannot be read as an image: {first_line(error)}", file=sys.stderr)
                         digests.append(None)

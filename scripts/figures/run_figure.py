@@ -64,8 +64,7 @@ def image_counts(settings: Settings) -> tuple[int, int]:
 
 @cache
 def _counted(dataset_name: str, data_dir: Path | None, test_fraction: float | None) -> tuple[int, int]:
-    source = find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction))
-    return source.train.count, source.test.count
+    return find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)).counts
 
 
 def estimated_hours(run: Run) -> float | None:
