@@ -6,10 +6,12 @@ A board gets a copy of this file (`board.export`), so it imports nothing but Num
 import io
 import os
 import threading
-from typing import IO, Union
+from typing import IO, TYPE_CHECKING, Union
 
 import numpy as np
-from PIL import Image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
@@ -72,8 +74,10 @@ def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
         return np.asarray(square if turn is None else square.transpose(turn))  # type: ignore[arg-type]
 
 
-def _opened(file: IO[bytes]) -> Image.Image:
+def _opened(file: IO[bytes]) -> "Image.Image":
     """Read an image's header. Pillow's own limit on pixels, which counts those of a JPEG at full size, is off."""
+    from PIL import Image  # needs an extra
+
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -82,8 +86,10 @@ def _opened(file: IO[bytes]) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _in_rgb(image: Image.Image) -> Image.Image:
+def _in_rgb(image: "Image.Image") -> "Image.Image":
     """Grey becomes RGB, transparent becomes white; some rows at a time, which takes less memory."""
+    from PIL import Image
+
     converted = Image.new("RGB", image.size)
     for top in range(0, image.height, ROWS):
         rows = image.crop((0, top, image.width, min(top + ROWS, image.height)))

@@ -93,12 +93,13 @@ def layout(data_dir: Path | None) -> Layout:
 def class_folders(folder: Path) -> dict[str, list[Path]]:
     """The folders of each class in `folder`, in the order of the labels.
 
-    Whether é is one character or two, as from a Mac, makes no difference.
+    Whether é is one character or two, as from a Mac, makes no difference; names are UTF-8 in any locale.
     """
     with _reading(folder):
         paths = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    names = [os.fsencode(path.name).decode("utf-8", "surrogateescape") for path in paths]
     found: dict[str, list[Path]] = {}
-    for name, path in sorted((unicodedata.normalize("NFC", path.name), path) for path in paths):
+    for name, path in sorted(zip((unicodedata.normalize("NFC", name) for name in names), paths, strict=True)):
         found.setdefault(printable(name), []).append(path)
     return found
 

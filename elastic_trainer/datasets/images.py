@@ -19,15 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from elastic_trainer.datasets.decoding import BILINEAR, KINDS, read_photo
 from elastic_trainer.datasets.digests import digest
 from elastic_trainer.system.errors import first_line, importing, printable
 from elastic_trainer.system.files import writing
 from elastic_trainer.system.machine import available_memory_mb
-
-with importing("reading images"):
-    from PIL import Image, UnidentifiedImageError
-
-    from elastic_trainer.datasets.decoding import BILINEAR, KINDS, read_photo
 
 MEMORY_SHARE = 4  # images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
@@ -154,6 +150,8 @@ def _read_parts(
 
 def _examples(pool: ThreadPoolExecutor, part: ImageFiles, size: int) -> Iterator[Example]:
     """The images of a part in order, some of them read ahead."""
+    with importing("reading images"):
+        import PIL  # noqa: F401
 
     def attempt(number: int, source: ImageSource, label: int) -> Example:
         name = source if isinstance(source, str) else f"image {number}"
@@ -175,11 +173,15 @@ def _examples(pool: ThreadPoolExecutor, part: ImageFiles, size: int) -> Iterator
 
 def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     """An image uint8 [height, width, 3] as [size, size, 3]."""
+    from PIL import Image
+
     return np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR))
 
 
 def reason(error: Exception) -> str:
     """Why an image cannot be read, for which `read_photo` raised `error`."""
+    from PIL import UnidentifiedImageError
+
     if isinstance(error, UnidentifiedImageError):
         return f"is not a {KINDS} image, whatever its name says"
     if isinstance(error, OSError) and error.strerror:

@@ -3,10 +3,13 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 import unicodedata
 
 import numpy as np
 import pytest
+from command_line import ROOT
 from PIL import Image
 from small_images import encoded, labels_of, load_photos, pairs, shades, write_noise, write_red_and_blue
 
@@ -160,6 +163,18 @@ def test_class_names_are_one_line_of_text_whatever_bytes_folders_and_files_have(
     assert images.class_names == ("a\\nb\\u2028", "caf\\udce9")
     assert len(labels_of(images.train(0))) == 10
     assert printable(names[2].decode()) == names[2].decode()
+
+
+def test_class_names_are_utf_8_in_the_c_locale(folder):
+    (folder / "train" / "red").rename(folder / "train" / NFC)
+    program = "import sys; from pathlib import Path; from elastic_trainer.datasets.named import *;"
+    program += "from elastic_trainer.system.files import write_text; place = Path(sys.argv[1]);"
+    program += "names = class_names(Settings(dataset_name='image_folder', data_dir=place));"
+    program += "write_text(place / 'labels.txt', ' '.join(names))"
+    (folder / "test").rename(folder / "other")
+    c_locale = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", program, folder], cwd=ROOT, env=c_locale, check=True)
+    assert (folder / "labels.txt").read_bytes() == f"blue {NFC}".encode()
 
 
 # --- the split --------------------------------------------------------------------------------------------------------
