@@ -2,7 +2,6 @@
 
 import csv
 import json
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from elastic_trainer.evaluation.class_report import (
 )
 from elastic_trainer.evaluation.pictures import draw_confusion
 from elastic_trainer.evaluation.predictions import Predictions, output_names
-from elastic_trainer.system.files import alone_in
 
 
 def made_up_predictions(classes=4, count=60, seed=0):
@@ -89,17 +87,6 @@ def test_the_report_writes_all_files_with_consistent_numbers(tmp_path):
     right = replace(predictions, predicted=predictions.labels, worst={})
     write_report(right, names, folder, {})
     assert not (folder / "mistakes.png").exists(), "pictures of an earlier evaluation are removed"
-
-
-def test_two_programs_do_not_write_a_report_at_the_same_time(tmp_path):
-    with alone_in(tmp_path):
-        given: tuple = (made_up_predictions(), ["a", "b", "c", "d"], tmp_path, {})
-        other = threading.Thread(target=write_report, args=given, daemon=True)
-        other.start()
-        other.join(0.2)
-        assert other.is_alive() and not [*tmp_path.iterdir()]
-    other.join(20)
-    assert (tmp_path / "evaluation.json").exists()
 
 
 NAMES_WITH_DOLLARS = ["cost $5 or $6", "$\\frac{$", "a\\$b$", "$"]
