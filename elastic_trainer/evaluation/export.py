@@ -28,7 +28,7 @@ from elastic_trainer.system.files import atomic_path, write_json, write_text
 from elastic_trainer.system.machine import environment, silenced
 
 MAX_CHECKED_IMAGES = 1000  # test images that each file predicts, evenly spread over the split
-MIN_IMAGES = 100  # of which an accuracy says something
+MIN_IMAGES = 100  # of which an accuracy says something; the table has none of fewer
 CHECKING_SHARE = 0.5  # of the time left before a deadline; the rest is for writing
 FILES = ("model.tflite", "model_dynamic.tflite")
 RESULTS = {  # of Keras and each file: key in export.json -> title and format in the printed table
@@ -126,9 +126,8 @@ def _compare(
     checked, rows = len(expected), dict[str, Any]()
     for name, found in logits.items():
         classes = np.argmax(found, axis=1)
-        accuracy = float(np.mean(classes == labels[order[:checked]]))
         rows[name] = {
-            "accuracy": accuracy if checked >= MIN_IMAGES else None,
+            "accuracy": float(np.mean(classes == labels[order[:checked]])),
             "same_class_share": float(np.mean(classes == expected.argmax(axis=1))),
             "largest_logit_difference": float(np.abs(found - expected).max()),
             "latency_ms": 1e3 * float(np.median(seconds[name])),
@@ -140,7 +139,8 @@ def _compare(
 
 def _report(record: dict[str, Any]) -> list[str]:
     """The lines of the printed table, and a warning, by what export.json contains."""
-    shown = {key: about for key, about in RESULTS.items() if record["keras"][key] is not None}
+    is_shown = record["checked_images"] >= MIN_IMAGES
+    shown = {key: about for key, about in RESULTS.items() if is_shown or key != "accuracy"}
     table = [["file", "MB", *(title for title, _ in shown.values())]]
     for name in ("keras", *FILES):
         row = record[name]

@@ -114,7 +114,7 @@ def test_a_deadline_cuts_the_check_short_but_not_the_files(tmp_path):
     model, dataset = as_if_trained(make_small_model()), make_small_data()
     text = export.export_tflite(model, dataset, tmp_path, "m", seconds=0.0)
     record = json.loads((tmp_path / "export.json").read_text())
-    assert record["checked_images"] == 1 and record["model.tflite"]["accuracy"] is None
+    assert record["checked_images"] == 1 and record["model.tflite"]["accuracy"] in (0.0, 1.0)
     assert "checked on 1 images" in text and "accuracy" not in text, "one image says little of it"
     assert (tmp_path / "model_dynamic.tflite").stat().st_size > 0
 
