@@ -8,19 +8,25 @@ an epoch depends only on the seed and the epoch's number, so a run can be repeat
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import utils
+from elastic_trainer.datasets.decoding import KINDS
+from elastic_trainer.datasets.digests import tested_digests
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages, ImageFiles, read
+from elastic_trainer.datasets.images import Example, Images, read
 from elastic_trainer.datasets.named import DATASETS, find
 from elastic_trainer.datasets.sources import DataSource, prepare_tfds
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import OneLineParser, one_of
-from elastic_trainer.system.errors import UserError, printable
+from elastic_trainer.system.errors import UserError, first_few, printable
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 
 
 def load(settings: Settings, kept_mb: float | None = None, source: DataSource | None = None) -> ImageData:
@@ -32,50 +38,78 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
         source: the images, if they are found already.
 
     Raises:
-        UserError: the data set is missing, cannot be downloaded, contains broken images, or has more classes than the
-            network has outputs.
+        UserError: the data set is missing, cannot be downloaded, has more classes than the network has outputs, or has
+            no image of a class.
     """
-    from elastic_trainer.datasets.image_folder import check_classes  # needs an extra
-
     name, outputs = settings.dataset_name, settings.num_classes
     source = source or find(settings)
     if outputs is not None and outputs < len(source.class_names):
         raise UserError(
             f"--dataset_name {name}: has {len(source.class_names)} classes, but the network has {outputs} outputs"
         )
-    parts = source.parts()
-    images = dict(
-        zip(parts, read([*parts.values()], settings.input_size, name, settings.cache_dir, kept_mb), strict=True)
-    )
-    broken = [line for part in images.values() for line in part.broken]
-    count = sum(part.count for part in parts.values())
-    if broken and DATASETS[name].is_tfds:
-        raise UserError(f"{name}: {broken[0]} ({len(broken)} of {count} images are broken); prepare it again")
-    if broken:
-        print(f"skipped (unreadable): {len(broken)} of {count} images; the first: {broken[0]}")
-        labels = {part: found.labels for part, found in images.items() if parts[part].count}
-        check_classes(source.class_names, labels, settings.data_dir)
-    _warn_of_copies(name, parts, images)
-    train, test, *others = images.values()
-    dataset = ImageData(name, source.class_names, train, test, settings.batch_size, settings.seed, settings.augment)
-    for held_out in others:
-        dataset.hold_out(held_out)
+    for note in source.notes:
+        print(printable(note))
+    start, count = time.perf_counter(), source.train.count + source.test.count
+    (train, test), broken = read([source.train, source.test], settings.input_size, settings.cache_dir, kept_mb)
+    seconds = (time.perf_counter() - start) / max(count, 1)
+    _report_broken(broken, count)
+    if source.test_fraction is not None:
+        photos = [*zip(train.labels.tolist(), train.digests.tolist(), strict=True)]
+        is_tested = np.isin(train.digests, np.array([*tested_digests(photos, source.test_fraction)], np.uint64))
+        train, test = train.part(~is_tested), train.part(is_tested)
+    if source.only_tests:
+        train = train.part(np.zeros(0, int))
+    parts = {"validation" if source.tested_later else "test": test}
+    if not source.only_tests:
+        parts = {"training": train, **parts}
+    if DATASETS[name].is_folder:
+        _check_classes(source.class_names, parts, settings.data_dir)
+        _warn_of_copies(train, test)
+    more = settings.batch_size, settings.seed, settings.augment, source.tested_later
+    dataset = ImageData(name, source.class_names, train, test, *more)
+    dataset.later_seconds = seconds * source.tested_later
     return dataset
 
 
-def _warn_of_copies(name: str, parts: Mapping[str, ImageFiles], images: Mapping[str, DecodedImages]) -> None:
-    """Print a line for each part that has training images, and one if a photo of a folder is in two classes."""
-    for part, found in images.items():
-        shared = int(np.isin(found.digests, images["training"].digests).sum())
-        if shared and part != "training":
-            print(f"warning: {name}: {shared} of {len(found.labels)} {part} images are training images too")
-    if not DATASETS[name].is_folder:
-        return
-    files_of: dict[int, dict[int, str]] = {}  # digest of a photo -> label -> one of its files
-    for part, found in images.items():
-        for number, label, place in zip(found.digests.tolist(), found.labels.tolist(), found.places, strict=True):
-            files_of.setdefault(number, {}).setdefault(label, parts[part].files[place])
-    pairs = [[*files.values()][:2] for files in files_of.values() if len(files) > 1]
+def _report_broken(broken: Sequence[Example], count: int) -> None:
+    """Print a line on the images that cannot be read, and one on other files, of `count`."""
+    images = [one for one in broken if Path(one.name).suffix.lower() in ("", *EXTENSIONS)]
+    others = Counter(suffix for one in broken if (suffix := Path(one.name).suffix.lower()) not in ("", *EXTENSIONS))
+    if images:
+        count -= others.total()
+        print(f"skipped (unreadable): {len(images)} of {count} images; the first: {images[0]}")
+    if others:
+        kinds = ", ".join(f"{number} {suffix}" for suffix, number in others.most_common(5))
+        print(printable(f"ignored, not images: {kinds}"))
+
+
+def _check_classes(names: Sequence[str], parts: dict[str, Images], folder: Path | None) -> None:
+    """Print a warning if a class has no images in a part other than training.
+
+    Raises `UserError` if a part has no images, or a class has no training images.
+    """
+    for part, images in parts.items():
+        if not len(images.labels):
+            raise UserError(f"--data_dir {folder}: has no {part} images ({KINDS}) in its class folders")
+        empty = [f"'{name}'" for label, name in enumerate(names) if label not in images.labels]
+        which = "class" if len(empty) == 1 else f"{len(empty)} classes"
+        without = f"has no {part} images of {which}: {first_few(empty)}"
+        if empty and part == "training":
+            raise UserError(f"--data_dir {folder}: {without}; add some or remove the folder")
+        if empty:
+            print(f"warning: {folder} {without}; the accuracy does not cover them")
+
+
+def _warn_of_copies(train: Images, test: Images) -> None:
+    """Print a line if images train and test, and one if a photo is in two classes."""
+    shared = int(np.isin(test.digests, train.digests).sum())
+    if shared:
+        print(f"warning: {shared} of {len(test.labels)} images that choose the best model are training images too")
+    files: dict[int, dict[int, str]] = {}  # digest of a photo -> label -> one of its files
+    for images in (train, test):
+        for number, label, file in zip(images.digests.tolist(), images.labels.tolist(), images.names, strict=True):
+            files.setdefault(number, {}).setdefault(label, file)
+    pairs = [[*found.values()][:2] for found in files.values() if len(found) > 1]
     if pairs:
         more = f" ({len(pairs)} photos are in two classes)" if len(pairs) > 1 else ""
         print(printable(f"warning: {' and '.join(pairs[0])} are one photo in two classes{more}; remove the wrong one"))

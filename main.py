@@ -11,6 +11,7 @@ import shlex
 import signal
 import time
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,15 +112,35 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         config = {**settings.to_record(), "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
-            later = _export_seconds(settings, model)
+            later = _export_seconds(settings, model) + dataset.later_seconds
+            test = cache(partial(_images_to_test, settings, dataset, folder))
             more = prepared.table, time.perf_counter() - start, prepared.memory, later
-            train.train(settings.train_type, model, dataset, settings, log, *more)
+            train.train(settings.train_type, model, dataset, settings, log, *more, test)
             clocks = log.trainer.history.clocks
         try:
-            _export_best(settings, model, dataset.held_out or dataset, folder, log.trainer)
+            _export_best(settings, model, test() or dataset, folder, log.trainer)
         finally:
             update_summary(folder, wall_seconds=clocks.elapsed())
             _report(folder, settings.deadline)
+
+
+def _images_to_test(settings: Settings, dataset: ImageData, folder: Path) -> ImageData | None:
+    """The images of a run's data set by which nothing is chosen, as `--evaluate` reads them; None if there are none."""
+    import data
+    from elastic_trainer.datasets.image_data import leave_out_trained
+    from elastic_trainer.datasets.named import find_to_test
+
+    if not dataset.tested_later:
+        return None
+    try:
+        source = find_to_test(settings, dataset.class_names)
+        images = data.load(settings, None if settings.memory is None else 0.0, source)
+        leave_out_trained(images, folder, "the run in")
+    except UserError as error:  # such as that all are broken, or copies: the run is complete nevertheless
+        print(f"warning: not tested: {error}")
+        return None
+    images.max_rows = dataset.max_rows
+    return images
 
 
 def _export_seconds(settings: Settings, model: keras.Model) -> float:

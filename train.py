@@ -10,6 +10,7 @@ each time, and everything it touches is restored; the budget rests on measured s
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -18,9 +19,9 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.energy import find_energy_meter
-from elastic_trainer.engine.features import Evaluation
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.networks.saved_model import load_best
 from elastic_trainer.runs.checkpointer import Checkpointer
 from elastic_trainer.runs.progress import ProgressBar
@@ -44,6 +45,7 @@ def train(
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
     later: float = 0.0,
+    test: Callable[[], ImageData | None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `model` under a scheme, and write its summary.json. Continues from `run`'s last checkpoint.
 
@@ -54,6 +56,8 @@ def train(
         run: of the run; it has started.
         table: timing table of the network, of an elastic scheme.
         elapsed: seconds of a deadline that the program took before.
+        later: seconds of it that what follows takes.
+        test: reads other images that test the best model once, after training, if there are any.
 
     Returns:
         What summary.json contains.
@@ -89,24 +93,22 @@ def train(
     assert results is not None, "it ran to its end"
     results |= meter.report(results["energy_joules"])
     doubt = None if table is None else table.doubt
-    return run.finish({**results, **_held_out_results(trainer, model, run), "table_doubt": doubt})
+    return run.finish({**results, **_test_results(trainer, model, run, test()), "table_doubt": doubt})
 
 
-def _held_out_results(trainer: Trainer, given: keras.Model, run: RunLog) -> dict[str, Any]:
+def _test_results(trainer: Trainer, given: keras.Model, run: RunLog, images: ImageData | None) -> dict[str, Any]:
     """Loss and accuracy of the run's best model, else of its last, on the images that test it after training.
 
     `given` is the network that training started with; a scheme may have replaced it.
     """
-    held_out, last, best = trainer.data.held_out, trainer.training.model, run.folder / BEST_MODEL
-    if held_out is None:
+    if images is None:
         return {}
+    last, best = trainer.training.model, run.folder / BEST_MODEL
     is_saved = trainer.settings.save_model and best.is_file()
     model = load_best(last, best, last is not given, "--save_model") if is_saved else last
-    evaluation = trainer.training.evaluation if model is last else Evaluation(ImageClassification(model))
-    evaluation.drop_features()  # they are of the images that chose the model
-    held_out.max_rows = trainer.data.max_rows
-    found = {f"test_{name}": value for name, value in evaluation(held_out.test()).items()}
-    return {**found, "test_images": held_out.test_count, "tested": BEST_MODEL if is_saved else "the last weights"}
+    found = predict(model, images)
+    tested = {"test_images": len(found.labels), "tested": BEST_MODEL if is_saved else "the last weights"}
+    return {"test_loss": float(found.losses.mean()), "test_accuracy": found.accuracy, **tested}
 
 
 def elastic_training(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.datasets.array_data import ArrayData as ArrayData
+    from elastic_trainer.datasets.decoding import read_photo as read_photo
     from elastic_trainer.engine.feature_sums import FeatureSums as FeatureSums
     from elastic_trainer.keras_callback import ElasticTraining as ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm as freeze_batch_norm
@@ -32,6 +33,7 @@ _MODULES = {
     "UserError": "elastic_trainer.system.errors",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
     "profile": "elastic_trainer.timing.profiling",
+    "read_photo": "elastic_trainer.datasets.decoding",
 }
 
 __all__ = [*_MODULES, "__version__"]  # noqa: PLE0604

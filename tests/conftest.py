@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.datasets.images import Images
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
@@ -51,7 +51,7 @@ def make_small_data(count=24, seed=0, augment="none"):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = (np.arange(count) % CLASSES).astype(np.int32)
-    pixels = DecodedImages(images, labels, {})
+    pixels = Images(images, labels)
     return ImageData("small", [str(k) for k in range(CLASSES)], pixels, pixels, BATCH, seed, augment=augment)
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 import data
+from elastic_trainer.datasets.decoding import read_photo
+from elastic_trainer.datasets.digests import digest
 from elastic_trainer.settings import Settings
 
 
@@ -34,10 +36,15 @@ def write_noise(folder):
     return folder
 
 
-def load_photos(folder, size=16, batch_size=2, seed=0, kept_mb=None, **settings):
+def load_photos(folder, size=16, batch_size=2, seed=0, kept_mb=None, source=None, **settings):
     """The data set of an image folder, as `data.load` gives it."""
     about = {"dataset_name": "image_folder", "data_dir": folder, "augment": "none", **settings}
-    return data.load(Settings(**about, input_size=size, batch_size=batch_size, seed=seed), kept_mb)
+    return data.load(Settings(**about, input_size=size, batch_size=batch_size, seed=seed), kept_mb, source)
+
+
+def digests_of(folder, pattern, size=12):
+    """The digests of photos at a size, sorted by path."""
+    return np.array([digest(read_photo(path, size)) for path in sorted(folder.glob(pattern))], np.uint64)
 
 
 def encoded(image, kind, **options):

@@ -1,6 +1,7 @@
 """What main.py does around training: a run keeps its images, and later steps do not cancel each other."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -222,6 +223,14 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
     predictions = predict(model, images)
     assert predictions.accuracy == pytest.approx(summary["test_accuracy"])
     assert predictions.losses.mean() == pytest.approx(summary["test_loss"], rel=1e-3)
+
+
+def test_a_run_whose_test_folder_has_training_images_alone_ends_with_a_warning(photos, capsys):
+    (photos / "test").rename(photos / "val")
+    shutil.copytree(photos / "train", photos / "test")
+    run = train(photos, "--save_model", False, "--max_steps", 2)
+    assert re.search("warning: not tested: the run in .*: was trained on all 12 test images", capsys.readouterr().out)
+    assert "test_accuracy" not in read_run(run).summary
 
 
 def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_train_on(photos):

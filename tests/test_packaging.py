@@ -55,6 +55,7 @@ from functools import partial
 from pathlib import Path
 import keras, numpy as np
 import elastic_trainer
+from elastic_trainer.datasets.images import ImageFiles, read
 from elastic_trainer.datasets.named import find
 from elastic_trainer.evaluation.export import Interpreter
 from elastic_trainer.networks.tflite import convert
@@ -67,6 +68,7 @@ for attempt in (
     *(partial(importlib.import_module, name) for name in modules),
     lambda: find(Settings(dataset_name="digits", augment="none")),
     lambda: find(Settings(dataset_name="stanford_dogs", data_dir=Path("."), augment="none")),
+    lambda: read([ImageFiles(1, lambda: [("photo.jpg", 0)])], 8, Path(".")),
     lambda: build_backbone("vit", 32, "imagenet", 1.0),
     lambda: draw_confusion(np.eye(2), ["a", "b"]),
 ):

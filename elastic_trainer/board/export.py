@@ -27,7 +27,7 @@ import numpy as np
 from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.signatures import FORMULAS, TrainingFunctions
-from elastic_trainer.datasets import digests
+from elastic_trainer.datasets import decoding, digests
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.engine import feature_sums
@@ -51,7 +51,12 @@ RECORD, START = "board.json", "start.keras"
 TRAINED = "board.keras"  # what `load_board` writes
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
 # Of the library, for the scripts.
-COPIES = {"board_digests.py": digests, "board_memory.py": memory, "board_sums.py": feature_sums}
+COPIES = {
+    "board_decoding.py": decoding,
+    "board_digests.py": digests,
+    "board_memory.py": memory,
+    "board_sums.py": feature_sums,
+}
 # Images at a time in LiteRT: parts of 4 take 5 % more time and 15 MB less, larger parts only more memory
 # (MobileNetV2 0.35, 160 px).
 MAX_PART = 8

@@ -109,7 +109,8 @@ class ShuffledData:
     """
 
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
-    held_out: Any = None  # the same with other test examples, which test the best model once, after training
+    guessing_loss: float | None = None  # of a model that ignores its inputs; None if that is not known
+    tested_later = 0  # how many other examples test the best model once, after training
 
     def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
         if 0 < train_count < batch_size:
@@ -137,11 +138,6 @@ class ShuffledData:
     def room_mb(self) -> float:
         """MB that features of the examples may take in memory."""
         raise NotImplementedError
-
-    @property
-    def guessing_loss(self) -> float | None:
-        """The loss of a model that ignores its inputs; None if that is not known."""
-        return None
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [examples], that each training example shows in an epoch."""
@@ -176,11 +172,6 @@ class ShuffledData:
         rows = np.arange(self.test_count)
         count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
         return _made_ahead(self.test_batch(rows[start : start + count]) for start in range(0, len(rows), count))
-
-    @property
-    def test_batches(self) -> int:
-        """How many batches of `batch_size` the test examples would fill: plans count validation in them."""
-        return -(-self.test_count // self.batch_size)
 
     @property
     def full_batch(self) -> int:

@@ -1,98 +1,83 @@
-"""Decodes one image with Pillow: upright, RGB, square, uint8; and describes why an image cannot be decoded.
+"""Reads a photo with Pillow: upright, RGB, square, uint8. The format is recognised from the content, not from the name.
 
-The format is recognised from the content of a file, not from its extension.
+A board gets a copy of this file (`board.export`), so it imports nothing but NumPy and Pillow, from Python 3.6 on.
 """
 
-from __future__ import annotations
-
-import errno
 import io
+import os
 import threading
-from pathlib import Path
-from typing import BinaryIO
+from typing import IO, TYPE_CHECKING, Union
 
 import numpy as np
 
-from elastic_trainer.system.errors import first_line, importing, printable
-
-with importing("reading images"):
-    from PIL import Image, ImageOps
+if TYPE_CHECKING:
+    from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
-MAX_MB = 256  # that one image may take as RGBA before it is resized; decoding takes a few times as much for a moment
-
-ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
+MAX_MB = 576  # that reading one photo may take: 64 megapixels of a PNG
+PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
+ROWS = 64  # that are converted at a time
+PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"IEND")  # of a PNG, and its orientation
+ORIENTATION = 0x0112  # in EXIF data: one of these, which numbers the methods of `Image.transpose`
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+BILINEAR = 2  # Pillow 8, the last for Python 3.6, has these names elsewhere
 
 _pillow_limit = threading.Lock()
 
 
-def header_error(path: str) -> str | None:
-    """What is wrong with an image file, judged by its first bytes; None if nothing is."""
-    try:
-        with _open_file(path) as file:
-            if not file.read(1):
-                return "is empty"
-            file.seek(0)
-            with _open_image(file):
-                return None
-    except OSError as error:
-        return (
-            f"cannot be read: {error.strerror}" if error.strerror else f"is not a {KINDS} image, whatever its name says"
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises many types for a damaged header
-        return f"cannot be read as an image: {_first_line(error)}"
+def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb: float = MAX_MB) -> np.ndarray:
+    """The pixels of a photo as every program of this project sees them: uint8 [size, size, 3].
 
+    It is turned upright by its EXIF orientation and stretched to a square; grey becomes RGB, transparent becomes white.
+    A JPEG of at least twice the size is decoded at a half, a quarter or an eighth of its own. Texts are ignored.
 
-def content(source: ImageSource) -> bytes:
-    """The bytes of an image: those of its file, or its pixels."""
-    if isinstance(source, np.ndarray):
-        return source.tobytes()
-    if isinstance(source, bytes):
-        return source
-    with _open_file(source) as file:
-        return file.read()
+    Args:
+        photo: the path of a JPEG, PNG, BMP, WebP or GIF, or what it contains.
+        size: height and width of the result.
+        most_mb: MB that reading it may take.
 
-
-def decode(source: ImageSource, size: int) -> np.ndarray:
-    """Decode one image to uint8 [size, size, 3]: upright by its EXIF data, stretched to a square, transparency white.
-
-    A large JPEG is decoded at a half, a quarter or an eighth of its size. Raises `ValueError` if the image takes more
-    than `MAX_MB`; Pillow raises many other types for a damaged one.
+    Raises:
+        OSError: the file cannot be read, or is no photo.
+        ValueError: it takes more than `most_mb`. Pillow raises many other types for a damaged file.
     """
-    if isinstance(source, np.ndarray):
-        return _resized(Image.fromarray(source), size)
-    with _open_image(io.BytesIO(content(source))) as image:
+    if not isinstance(photo, bytes) and os.path.exists(photo) and not os.path.isfile(photo):
+        raise OSError("is a pipe, a device or a folder, not a file")  # opening it might wait without end
+    with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file:
+        try:
+            return _decoded(file, size, most_mb)
+        except ValueError:
+            file.seek(0)
+            if file.read(4) != b"\x89PNG":
+                raise
+            file.seek(0)
+            return _decoded(_without_texts(file.read()), size, most_mb)  # Pillow refuses large ones
+
+
+def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
+    with _opened(file) as image:
+        width, height = image.size
         # A progressive JPEG is first read at its full size, as coefficients of 3 bytes for each pixel.
-        read_bytes = 3 * image.width * image.height if image.info.get("progressive") else 0
-        full_size = f"{image.width}×{image.height}"
+        read_bytes = 3 * width * height if image.info.get("progressive") else 0
         image.draft("RGB", (size, size))
-        needed_mb = max(4 * image.width * image.height, read_bytes) / 1e6
-        if needed_mb > MAX_MB:
+        each = WEBP_BYTES if image.format == "WEBP" else PIXEL_BYTES
+        needed_mb = (read_bytes + each * image.width * image.height) / 1e6
+        if needed_mb > most_mb:
             raise ValueError(
-                f"{full_size} pixels take {needed_mb:,.0f} MB while they are decoded, and the limit is {MAX_MB} MB; "
-                "make it smaller, or a baseline JPEG"
+                "{}×{} pixels take {:,.0f} MB while they are decoded, and the limit is {:,.0f} MB; make it smaller, "
+                "or a baseline JPEG".format(width, height, needed_mb, most_mb)
             )
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16-bit grey
-            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
-        if upright.has_transparency_data:
-            white = Image.new("RGBA", upright.size, "white")
-            upright = Image.alpha_composite(white, upright.convert("RGBA"))
-        return _resized(upright.convert("RGB"), size)
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        is_plain = image.mode == "RGB" and "transparency" not in image.info
+        # Resized before it is turned: so copies that differ in their orientation alone have the same pixels.
+        square = (image if is_plain else _in_rgb(image)).resize((size, size), BILINEAR)
+        return np.asarray(square if turn is None else square.transpose(turn))  # type: ignore[arg-type]
 
 
-def _open_file(path: str) -> BinaryIO:
-    """A file for reading. Raises `OSError` for a pipe or a device, which opening might wait for without end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-    return Path(path).open("rb")
-
-
-def _open_image(file: BinaryIO | io.BytesIO) -> Image.Image:
+def _opened(file: IO[bytes]) -> "Image.Image":
     """Read an image's header. Pillow's own limit on pixels, which counts those of a JPEG at full size, is off."""
+    from PIL import Image  # needs an extra
+
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
@@ -101,16 +86,27 @@ def _open_image(file: BinaryIO | io.BytesIO) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
-def _resized(image: Image.Image, size: int) -> np.ndarray:
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+def _in_rgb(image: "Image.Image") -> "Image.Image":
+    """Grey becomes RGB, transparent becomes white; some rows at a time, which takes less memory."""
+    from PIL import Image
+
+    converted = Image.new("RGB", image.size)
+    for top in range(0, image.height, ROWS):
+        rows = image.crop((0, top, image.width, min(top + ROWS, image.height)))
+        if rows.mode.startswith("I"):  # 16-bit grey
+            rows = Image.fromarray((np.asarray(rows).clip(0, 65535) / 257).round().astype(np.uint8))
+        if rows.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in rows.info:
+            rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
+        converted.paste(rows.convert("RGB"), (0, top))
+    return converted
 
 
-def decode_failure(source: ImageSource, index: int, error: Exception) -> str:
-    """One line on an image for which `decode` raised `error`: its path (or `index`, if it has none) and the reason."""
-    reason = header_error(source) if isinstance(source, str) else None
-    name = source if isinstance(source, str) else f"image {index}"
-    return printable(f"{name}: {reason or f'cannot be read as an image: {_first_line(error)}'}")
-
-
-def _first_line(error: Exception) -> str:
-    return first_line(error).rstrip(".")
+def _without_texts(png: bytes) -> IO[bytes]:
+    """A PNG with the chunks alone that decide on its pixels."""
+    kept, start = png[:8], 8
+    while start < len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+        if png[start + 4 : start + 8] in PIXEL_CHUNKS:
+            kept += png[start:end]
+        start = end
+    return io.BytesIO(kept)

@@ -14,7 +14,7 @@ import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
-from elastic_trainer.datasets.images import DecodedImages, room_mb, taken
+from elastic_trainer.datasets.images import Images, room_mb
 from elastic_trainer.settings import TRAINED_IMAGES
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import atomic_path, trusting
@@ -34,6 +34,7 @@ class ImageData(ShuffledData):
         batch_size: images per step.
         seed: of the training order and of augmentation.
         augment: kind of views of training images, see `Augmentation`.
+        tested_later: how many other images test the best model after training; then `test` only chooses it.
 
     Raises `UserError` if there are training images, but fewer than a batch needs.
     """
@@ -42,56 +43,48 @@ class ImageData(ShuffledData):
         self,
         name: str,
         class_names: Sequence[str],
-        train: DecodedImages,
-        test: DecodedImages,
+        train: Images,
+        test: Images,
         batch_size: int,
         seed: int = 0,
         augment: str = "none",
+        tested_later: int = 0,
     ) -> None:
         super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
         self.class_names, self.num_classes = tuple(class_names), len(class_names)  # a network may have more outputs
-        self.input_size = train.images.shape[1]
-        self.skipped_images = len(train.broken) + len(test.broken)  # no other count includes them
+        self.input_size, self.tested_later = train.pixels.shape[1], tested_later
+        self.later_seconds = 0.0  # that reading those may take
         self.training_digests = np.unique(train.digests)
-        self._train, self._test, self._test_rows = train, test, np.arange(self.test_count)
-        self._augment = augment
+        self._train, self._test = train, test
         self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
+        shares = np.unique(train.labels, return_counts=True)[1] / max(self.train_count, 1)
+        self.guessing_loss = float(-np.sum(shares * np.log(shares)))  # by each class's share of the training images
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
-        own = {
-            "class_names": [*self.class_names],
-            "training_images": _fingerprint(self._train.digests, self._train.labels),
-            "test_images": _fingerprint(self._test.digests[self._test_rows], self._test.labels[self._test_rows]),
-        }
-        return own if self.held_out is None else {**own, "held_out_images": self.held_out.record()["test_images"]}
+        own = {"training_images": _fingerprint(self._train), "test_images": _fingerprint(self._test)}
+        return {"class_names": [*self.class_names], **own}
 
     @property
     def counts(self) -> str:
         """How many images each part has, in words."""
-        if self.held_out is None:
+        if not self.tested_later:
             return f"{self.train_count} training and {self.test_count} test images"
-        others = f"{self.test_count} validation and {self.held_out.test_count} test images"
-        return f"{self.train_count} training, {others}"
-
-    def hold_out(self, images: DecodedImages) -> None:
-        """Keep more test images, by which nothing is chosen: `held_out` is this data set with them as its test."""
-        self.held_out = ImageData(self.name, self.class_names, self._train, images, self.batch_size, self.seed)
+        return f"{self.train_count} training, {self.test_count} validation and {self.tested_later} test images"
 
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images that have one of these `digests`, uint64. Returns how many are left out."""
-        is_known = np.isin(self._test.digests, digests)
         before = self.test_count
-        self._test_rows = self._test_rows[~is_known[self._test_rows]]
-        self.test_count = len(self._test_rows)
+        self._test = self._test.part(~np.isin(self._test.digests, digests))
+        self.test_count = len(self._test.labels)
         return before - self.test_count
 
     def views(self, epoch: int) -> np.ndarray:
         return self._augmentation.views(epoch)
 
     def training_inputs(self, order: Order) -> tf.Tensor:
-        return self._augmentation.show(taken(self._train.images, order.rows), *order)
+        return self._augmentation.show(self._train.take(order.rows), *order)
 
     def training_targets(self, rows: np.ndarray) -> tuple[tf.Tensor, None]:
         import tensorflow as tf
@@ -101,26 +94,19 @@ class ImageData(ShuffledData):
     def test_batch(self, rows: np.ndarray) -> Batch:
         import tensorflow as tf
 
-        places = self._test_rows[rows]
-        labels = tf.constant(self._test.labels[places])
-        return Batch(lambda: tf.cast(tf.constant(taken(self._test.images, places)), tf.float32), labels)
+        test, labels = self._test, tf.constant(self._test.labels[rows])
+        return Batch(lambda: tf.cast(tf.constant(test.take(rows)), tf.float32), labels)
 
     @property
     def room_mb(self) -> float:
         """MB that features may take in memory."""
         return room_mb()
 
-    @property
-    def guessing_loss(self) -> float:
-        """Cross-entropy of predicting each class's share of the training images, whatever the image."""
-        shares = np.bincount(self._train.labels) / self.train_count
-        return float(-np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares))))
 
-
-def _fingerprint(digests: np.ndarray, labels: np.ndarray) -> str:
+def _fingerprint(images: Images) -> str:
     """The number of images, and a digest of their content, order and labels; of their files' names only the order."""
-    total = hashlib.sha256(digests.astype("<u8").tobytes() + labels.astype("<i4").tobytes())
-    return f"{len(labels)}, digest {total.hexdigest()[:16]}"
+    total = hashlib.sha256(images.digests.astype("<u8").tobytes() + images.labels.astype("<i4").tobytes())
+    return f"{len(images.labels)}, digest {total.hexdigest()[:16]}"
 
 
 # --- the images that a model was trained on, so that none tests it ----------------------------------------------------
@@ -154,14 +140,9 @@ def leave_out_trained(dataset: ImageData, model: Path, flag: str) -> None:
 
     Raises `UserError` if no test image is left; `flag` named the model.
     """
-    digests = trained_images(model)
-    parts = [(dataset, "test")] if dataset.held_out is None else [(dataset, "validation"), (dataset.held_out, "test")]
-    for part, name in parts:
-        count = part.test_count
-        trained = part.leave_out_of_test(digests)
-        if trained == count:
-            raise UserError(
-                f"{flag} {model}: was trained on all {count} {name} images; give images that it has not seen"
-            )
-        if trained:
-            print(f"{flag} {model}: was trained on {trained} of {count} {name} images; they are left out of the test")
+    count, name = dataset.test_count, "validation" if dataset.tested_later else "test"
+    trained = dataset.leave_out_of_test(trained_images(model))
+    if trained == count:
+        raise UserError(f"{flag} {model}: was trained on all {count} {name} images; give images that it has not seen")
+    if trained:
+        print(f"{flag} {model}: was trained on {trained} of {count} {name} images; they are left out of the test")

@@ -1,109 +1,84 @@
 """Reads all images of a data set once, before training: decoded, resized to the input size, as uint8.
 
 An epoch then decodes nothing, and a broken file is reported at the start. The images stay in memory if they fit, else
-they go to a file that later runs use again; the system then loads only what a batch needs.
+in a temporary file; the system then loads only what a batch needs.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import mmap
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
+from elastic_trainer.datasets.decoding import BILINEAR, KINDS, read_photo
 from elastic_trainer.datasets.digests import digest
-from elastic_trainer.system.files import atomic_path, read_record, trusting, write_record
+from elastic_trainer.system.errors import first_line, importing, printable
+from elastic_trainer.system.files import writing
 from elastic_trainer.system.machine import available_memory_mb
-
-if TYPE_CHECKING:
-    from elastic_trainer.datasets.decoding import ImageSource
 
 MEMORY_SHARE = 4  # images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
-_CHUNK = 64  # images that are decoded at a time
-_READER_VERSION = 4  # increase it when what is kept of an image changes: files of earlier versions are then ignored
+_AHEAD = 64  # images that are decoded before they are asked for
+
+ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images that have not been read yet."""
+    """Images that have not been read yet: their number, and each with its label, always in the same order."""
 
     count: int
-    examples: Callable[[], Iterator[tuple[ImageSource, int]]]  # each image with its label, always in the same order
-    files: Sequence[str] = ()  # that hold the images: while none changes, decoded images can be used again
+    examples: Callable[[], Iterable[tuple[ImageSource, int]]]
 
 
-NO_IMAGES = ImageFiles(0, lambda: iter(()))
+NO_IMAGES = ImageFiles(0, lambda: ())
 
 
 class Example(NamedTuple):
-    """An image without its pixels: its label; why it cannot be read, or None; its digest, 0 if it cannot be read."""
+    """An image: its label; its file, or its number among those of its part; and its pixels, or why there are none."""
 
     label: int
-    why_broken: str | None = None
+    name: str
+    pixels: np.ndarray | None
     digest: int = 0
+    why_broken: str = ""
+
+    def __str__(self) -> str:
+        return printable(f"{self.name}: {self.why_broken}")
 
 
-class DecodedImages(NamedTuple):
-    """Images that have been read; digests and places are empty if they are not known."""
+@dataclass(frozen=True)
+class Images:
+    """Images of one part that have been read; digests and names are empty if they are not known."""
 
-    images: np.ndarray  # uint8 [count, size, size, 3], in memory or mapped from a file
+    pixels: np.ndarray  # uint8 [images, size, size, 3], in memory or in a file; of other parts too, if there are `rows`
     labels: np.ndarray  # int32 [count]
-    broken: Collection[str]  # a line on each image that could not be read; no other field includes it
-    digests: np.ndarray = np.zeros(0, np.uint64)  # of each image, see `digests`
-    places: np.ndarray = np.zeros(0, np.int64)  # of each image among the files of its part
+    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # see `digests`
+    names: np.ndarray = field(default_factory=lambda: np.zeros(0, object))  # of files
+    rows: np.ndarray | None = None  # of `pixels`, [count]; None: all
 
+    def part(self, chosen: np.ndarray) -> Images:
+        """The images of these places, by their numbers or a mask."""
+        rows = np.arange(len(self.labels)) if self.rows is None else self.rows
+        digests, names = (each[chosen] if len(each) else each for each in (self.digests, self.names))
+        return Images(self.pixels, self.labels[chosen], digests, names, rows[chosen])
 
-def read(
-    parts: Sequence[ImageFiles],
-    size: int,
-    name: str,
-    folder: Path | None = None,
-    memory_mb: float | None = None,
-) -> list[DecodedImages]:
-    """Read all images of all `parts`, with a progress bar. Broken images are left out and reported in the result.
-
-    Args:
-        parts: for example the training and the test split.
-        size: height and width that the images are resized to.
-        name: of the data set, for messages and for the name of the file.
-        folder: where the file is written if the images do not fit in memory; None: they always stay in memory.
-        memory_mb: how many MB they may take; None: a quarter of the memory that is available.
-
-    Raises:
-        UserError: the file cannot be written, or is damaged.
-    """
-    count = sum(part.count for part in parts)
-    needed_mb, memory_mb = count * size * size * 3 / 1e6, room_mb() if memory_mb is None else memory_mb
-    if folder is None or needed_mb <= memory_mb:
-        images = np.empty((count, size, size, 3), np.uint8)
-        rows = iter(images)
-        return _by_part(images, _decode_all(parts, size, lambda pixels: np.copyto(next(rows), pixels)), parts)
-    stem = folder / f"{name}_{size}_{_digest_of_files(parts, size)}"
-    pixels, record = stem.with_suffix(".pixels"), stem.with_suffix(".json")
-    examples = _recorded(record, pixels, size, count)
-    if examples is not None:
-        print(f"{name}: images at {size}×{size} from {pixels}")
-    else:
-        print(
-            f"{name}: {needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take "
-            f"in memory; writing them to {pixels}"
-        )
-        # Written row by row: on a full disk, writing to a mapped file ends the process without a message.
-        with atomic_path(pixels) as temporary, temporary.open("wb") as file:
-            examples = _decode_all(parts, size, lambda image: file.write(image.tobytes()))
-        write_record(record, {"examples": examples})
-    shape = (_intact(examples), size, size, 3)
-    images = np.memmap(pixels, np.uint8, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint8)
-    return _by_part(images, examples, parts)
+    def take(self, places: np.ndarray) -> np.ndarray:
+        """Their pixels; those that are read from a file take no memory of the process afterwards."""
+        found: np.ndarray = self.pixels[places if self.rows is None else self.rows[places]]
+        file = getattr(self.pixels, "_mmap", None)
+        if file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            file.madvise(mmap.MADV_DONTNEED)  # else each page that was read counts; the system keeps it outside
+        return found
 
 
 def room_mb() -> float:
@@ -112,89 +87,103 @@ def room_mb() -> float:
     return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
 
 
-def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The `images` of these rows; those that are read from a file take no memory of the process afterwards."""
-    found: np.ndarray = images[rows]
-    file = getattr(images, "_mmap", None)
-    if file is not None and hasattr(mmap, "MADV_DONTNEED"):
-        file.madvise(mmap.MADV_DONTNEED)  # else each page that was read counts; the system keeps it outside
-    return found
+def read(
+    parts: Sequence[ImageFiles], size: int, folder: Path, memory_mb: float | None = None
+) -> tuple[list[Images], list[Example]]:
+    """Read all images of all `parts`, with a progress bar; those that cannot be read are in the second result alone.
+
+    Args:
+        parts: for example the training and the test split.
+        size: height and width that the images are resized to.
+        folder: where the file is if the images do not fit in memory.
+        memory_mb: how many MB they may take; None: a quarter of the memory that is available.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    count = sum(part.count for part in parts)
+    shape, needed_mb = (count, size, size, 3), count * size * size * 3 / 1e6
+    memory_mb = room_mb() if memory_mb is None else memory_mb
+    if needed_mb <= memory_mb:
+        pixels = np.empty(shape, np.uint8)
+        rows = iter(pixels)
+        return _read_parts(parts, size, pixels, lambda image: np.copyto(next(rows), image))
+    print(
+        f"{needed_mb:,.0f} MB of images at {size}×{size} exceed the {memory_mb:,.0f} MB that they may take in memory; "
+        f"they are in a temporary file in {folder}"
+    )
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:  # it lasts as long as it is mapped
+            file.truncate(count * size * size * 3)
+            pixels = np.memmap(file, np.uint8, "r", shape=shape)
+            file.seek(0)
+            # On a full disk, writing to a mapped file would end the process without a message.
+            return _read_parts(parts, size, pixels, lambda image: file.write(image.tobytes()))
 
 
-def _recorded(record: Path, pixels: Path, size: int, count: int) -> list[Example] | None:
-    """What `read` has recorded of `count` images; None if a file is missing. Raises `UserError` if one is damaged."""
-    if not (record.is_file() and pixels.is_file()):
-        return None
-    with trusting(record):
-        examples = [Example(*row) for row in read_record(record)["examples"]]
-    with trusting(pixels):
-        if len(examples) != count or pixels.stat().st_size != _intact(examples) * size * size * 3:
-            raise ValueError
-    return examples
-
-
-def _intact(examples: Sequence[Example]) -> int:
-    return sum(example.why_broken is None for example in examples)
-
-
-def _decode_all(parts: Sequence[ImageFiles], size: int, keep: Callable[[np.ndarray], object]) -> list[Example]:
-    """Decode all images, and call `keep` with the pixels of each that can be read."""
-    examples = []
-    for pixels, example in decoded(parts, size):
-        if pixels is not None:
-            keep(pixels)
-        examples.append(example)
-    return examples
-
-
-def decoded(parts: Sequence[ImageFiles], size: int) -> Iterator[tuple[np.ndarray | None, Example]]:
-    """Decode all images on all cores, in order: uint8 [size, size, 3], or None if it cannot be read, and the rest."""
-    from elastic_trainer.datasets.decoding import content, decode, decode_failure  # needs an extra
-
-    def attempt(example: tuple[int, tuple[ImageSource, int]]) -> tuple[np.ndarray | None, Example]:
-        index, (source, label) = example
-        try:
-            encoded = content(source)
-            pixels = decode(source if isinstance(source, np.ndarray) else encoded, size)
-            return pixels, Example(label, None, digest(encoded))
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow raises many types for a damaged image
-            return None, Example(label, decode_failure(source, index, error))
-
+def _read_parts(
+    parts: Sequence[ImageFiles], size: int, pixels: np.ndarray, keep: Callable[[np.ndarray], object]
+) -> tuple[list[Images], list[Example]]:
+    """Read all `parts` on all cores, and call `keep` with each image that can be read, in order."""
+    found, broken, end = [], list[Example](), 0
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
         tqdm(total=sum(part.count for part in parts), desc="reading images", unit="image", leave=False) as bar,
     ):
         for part in parts:
-            examples = enumerate(part.examples())
-            while chunk := [*itertools.islice(examples, _CHUNK)]:
-                for result in pool.map(attempt, chunk):
-                    bar.update()
-                    yield result
+            labels, digests, names = list[int](), list[int](), list[str]()
+            for example in _examples(pool, part, size):
+                bar.update()
+                if example.pixels is None:
+                    broken.append(example)
+                    continue
+                keep(example.pixels)
+                labels.append(example.label)
+                digests.append(example.digest)
+                names.append(example.name)
+            rows = np.arange(end, end := end + len(labels))
+            columns = np.array(labels, np.int32), np.array(digests, np.uint64), np.array(names, object)
+            found.append(Images(pixels, *columns, rows))
+    return found, broken
 
 
-def _by_part(images: np.ndarray, examples: Sequence[Example], parts: Sequence[ImageFiles]) -> list[DecodedImages]:
-    """Divide the images of all `parts`, one after the other, into those of each part."""
-    result, rest, row = [], iter(examples), 0
-    for part in parts:
-        own = [*itertools.islice(rest, part.count)]
-        places = np.array([place for place, example in enumerate(own) if example.why_broken is None], np.int64)
-        intact, end = [own[place] for place in places], row + len(places)
-        labels = np.array([example.label for example in intact], np.int32)
-        digests = np.array([example.digest for example in intact], np.uint64)
-        broken = [example.why_broken for example in own if example.why_broken is not None]
-        result.append(DecodedImages(images[row:end], labels, broken, digests, places))
-        row = end
-    return result
+def _examples(pool: ThreadPoolExecutor, part: ImageFiles, size: int) -> Iterator[Example]:
+    """The images of a part in order, some of them read ahead."""
+    with importing("reading images"):
+        import PIL  # noqa: F401
+
+    def attempt(number: int, source: ImageSource, label: int) -> Example:
+        name = source if isinstance(source, str) else f"image {number}"
+        try:
+            pixels = resized(source, size) if isinstance(source, np.ndarray) else read_photo(source, size)
+            return Example(label, name, pixels, digest(pixels))
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises many types for a damaged image
+            return Example(label, name, None, why_broken=reason(error))
+
+    waiting = deque[Future[Example]]()
+    for number, (source, label) in enumerate(part.examples()):
+        waiting.append(pool.submit(attempt, number, source, label))
+        if len(waiting) > _AHEAD:
+            yield waiting.popleft().result()
+    yield from (future.result() for future in waiting)
 
 
-def _digest_of_files(parts: Sequence[ImageFiles], size: int) -> str:
-    """A digest that changes when one of the files that hold the images changes. It reads none of them."""
-    total = hashlib.sha256(f"{_READER_VERSION} {size}".encode())
-    for part in parts:
-        total.update(f"|{part.count}".encode())
-        for path in part.files:
-            status = Path(path).stat()
-            total.update(f"|{path}|{status.st_size}|{status.st_mtime_ns}".encode(errors="surrogateescape"))
-    return total.hexdigest()[:16]
+def resized(pixels: np.ndarray, size: int) -> np.ndarray:
+    """An image uint8 [height, width, 3] as [size, size, 3]."""
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR))
+
+
+def reason(error: Exception) -> str:
+    """Why an image cannot be read, for which `read_photo` raised `error`."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return f"is not a {KINDS} image, whatever its name says"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror}"
+    return f"cannot be read as an image: {first_line(error).rstrip('.')}"

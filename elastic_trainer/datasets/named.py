@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from elastic_trainer.datasets import layout, sources
+from elastic_trainer.datasets import sources
 from elastic_trainer.datasets.images import NO_IMAGES
 from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.settings import Settings
@@ -29,7 +27,7 @@ class DatasetEntry:
 
 
 def _read_folder(settings: Settings) -> DataSource:
-    from elastic_trainer.datasets.image_folder import read_image_folder  # needs an extra
+    from elastic_trainer.datasets.image_folder import read_image_folder
 
     return read_image_folder(settings.data_dir, settings.test_fraction)
 
@@ -47,7 +45,7 @@ DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(lambda _: sources.read_digits(), lambda _: [str(digit) for digit in range(10)], "demo"),
     "image_folder": DatasetEntry(
         _read_folder,
-        lambda settings: layout.folder_classes(settings.data_dir),
+        lambda settings: _read_folder(settings).class_names,
         "photos",
         ("data_dir", "test_fraction"),
         is_folder=True,
@@ -68,13 +66,13 @@ def find(settings: Settings) -> DataSource:
     return DATASETS[settings.dataset_name].read(settings)
 
 
-def find_to_test(settings: Settings, class_names: Sequence[str] | None, trained: np.ndarray) -> DataSource:
+def find_to_test(settings: Settings, class_names: Sequence[str] | None, has_record: bool = True) -> DataSource:
     """The images of a data set to test a model on: its test part, or what `image_folder.read_to_test` finds."""
     if not DATASETS[settings.dataset_name].is_folder:
         return find(settings)._replace(train=NO_IMAGES)
     from elastic_trainer.datasets.image_folder import read_to_test
 
-    return read_to_test(settings.data_dir, settings.test_fraction, class_names, trained)
+    return read_to_test(settings.data_dir, settings.test_fraction, class_names, has_record)
 
 
 def check_available(settings: Settings) -> None:
@@ -85,8 +83,4 @@ def check_available(settings: Settings) -> None:
 
 def count_training_images(settings: Settings) -> int | None:
     """About how many images of an image folder there are to train on, by the number of files; None for others."""
-    if not DATASETS[settings.dataset_name].is_folder:
-        return None
-    from elastic_trainer.datasets import image_folder
-
-    return image_folder.count_training_images(settings.data_dir, settings.test_fraction)
+    return find(settings).counts[0] if DATASETS[settings.dataset_name].is_folder else None

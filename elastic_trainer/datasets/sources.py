@@ -28,20 +28,23 @@ _SPLIT_SEED = 0  # of the digits, whatever --seed is: runs of every seed are tes
 class DataSource(NamedTuple):
     """The images of all parts, not yet read; a label is an index into `class_names`.
 
-    There are none to train on where a model is only tested. `test` chooses the best model, and tests it unless
-    `held_out` does, once, after training.
+    `test` chooses the best model, and tests it unless `tested_later` images do, once, after training. There are none to
+    train on where a model is only tested.
     """
 
     class_names: Sequence[str]
     train: ImageFiles
     test: ImageFiles
-    held_out: ImageFiles | None = None
+    test_fraction: float | None = None  # instead of `test`: the share of `train` that is for testing, by its content
+    only_tests: bool = False  # there are none to train on, or they are left out once it is known which these are
+    tested_later: int = 0
+    notes: Sequence[str] = ()  # lines for the user
 
-    def parts(self) -> dict[str, ImageFiles]:
-        """All parts by their names: training and test, and where others test, training, validation and test."""
-        if self.held_out is None:
-            return {"training": self.train, "test": self.test}
-        return {"training": self.train, "validation": self.test, "test": self.held_out}
+    @property
+    def counts(self) -> tuple[int, int]:
+        """About how many images are for training, and for testing."""
+        tested = round((self.test_fraction or 0.0) * self.train.count)
+        return self.train.count - tested, self.test.count + tested
 
 
 def read_digits() -> DataSource:
@@ -146,7 +149,7 @@ def read_tfds(name: str, data_dir: Path | None) -> DataSource:
             yield example["image"], int(example["label"])
 
     train, test = (
-        ImageFiles(split.num_examples, partial(examples, split.name), [str(path) for path in split.filepaths])
+        ImageFiles(split.num_examples, partial(examples, split.name))
         for split in (builder.info.splits["train"], builder.info.splits["test"])
     )
     return DataSource(builder.info.features["label"].names, train, test)

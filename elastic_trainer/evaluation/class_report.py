@@ -5,16 +5,14 @@ It shows users who train on their own photos which classes need more or better i
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.evaluation.pictures import draw_confusion, draw_misclassified, shortened
+from elastic_trainer.evaluation.pictures import draw_confusion, draw_mistakes, shortened
 from elastic_trainer.evaluation.predictions import Predictions, output_names, predict
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.system.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
@@ -77,17 +75,10 @@ def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> lis
 
 def report(evaluation: Evaluation, model: keras.Model, dataset: ImageData) -> str:
     """Test a model, write the files of its evaluation, and return the text to print."""
-    start = time.perf_counter()
-    predictions = predict(model, dataset)
-    record = {
-        "model": str(evaluation.model),
-        "dataset_name": dataset.name,
-        "data_dir": str(evaluation.settings.data_dir) if evaluation.settings.data_dir else None,
-        "input_size": dataset.input_size,
-        "outputs": model.output_shape[-1],
-        "seconds": time.perf_counter() - start,
-    }
-    return write_report(predictions, dataset.class_names, evaluation.folder / "evaluation", record)
+    record = {"model": str(evaluation.model), "dataset_name": dataset.name, "input_size": dataset.input_size}
+    folder = evaluation.settings.data_dir
+    record |= {"data_dir": None if folder is None else str(folder), "outputs": model.output_shape[-1]}
+    return write_report(predict(model, dataset), dataset.class_names, evaluation.folder / "evaluation", record)
 
 
 def write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
@@ -99,16 +90,13 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
     counts = confusion(predictions, len(class_names))
     names = output_names(class_names, len(counts))
     results = class_results(counts, names, len(class_names))
-    tested = [result for result in results if result.support]
-    record = {
-        **record,
-        "test_images": len(predictions.labels),
+    tested, count = [result for result in results if result.support], len(predictions.labels)
+    totals = {
+        "test_images": count,
         "mistakes": predictions.mistakes,
         "accuracy": predictions.accuracy,
         "loss": float(predictions.losses.mean()),
-        "macro_precision": _mean(result.precision for result in tested),
-        "macro_recall": _mean(result.recall for result in tested),
-        "macro_f1": _mean(result.f1 for result in tested),
+        "macro_f1": float(np.mean([result.f1 for result in tested])),
         "classes_without_test_images": len(results) - len(tested),
     }
     with alone_in(folder):
@@ -118,24 +106,19 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
         save_figure(draw_confusion(counts, names), folder / "confusion")
         with writing(folder):
             (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
-        if predictions.misclassified:
+        if predictions.worst:
             with atomic_path(folder / "mistakes.png") as temporary:
-                draw_misclassified(predictions, names).savefig(temporary, dpi=150)
-        write_json(folder / "evaluation.json", {**record, "environment": environment()})
-    totals = (
-        f"accuracy {record['accuracy']:.1%} ({record['test_images'] - record['mistakes']} of {record['test_images']}), "
-        f"loss {record['loss']:.4f}, mean F1 of the classes {record['macro_f1']:.1%}"
+                draw_mistakes(predictions, names).savefig(temporary, dpi=150)
+        write_json(folder / "evaluation.json", {**record, **totals, "environment": environment()})
+    line = (
+        f"accuracy {totals['accuracy']:.1%} ({count - predictions.mistakes} of {count}), loss {totals['loss']:.4f}, "
+        f"mean F1 of the classes {totals['macro_f1']:.1%}"
     )
-    return "\n".join([totals, *_class_table(results), f"written to {folder}"])
+    return "\n".join([line, *_class_table(results), f"written to {folder}"])
 
 
 def _ratio(part: int, total: int) -> float | None:
     return float(part / total) if total else None
-
-
-def _mean(scores: Iterable[float | None]) -> float | None:
-    defined = [score for score in scores if score is not None]
-    return statistics.fmean(defined) if defined else None
 
 
 def _class_table(results: Sequence[ClassResult]) -> list[str]:

@@ -29,7 +29,7 @@ def load_to_evaluate(
         load: reads images, see `data.load`.
     """
     settings = evaluation.settings
-    source = find_to_test(settings, evaluation.class_names, trained_images(evaluation.model))
+    source = find_to_test(settings, evaluation.class_names, bool(len(trained_images(evaluation.model))))
     change = changed_class(source.class_names, evaluation.class_names or source.class_names)
     if change is not None:
         raise UserError(

@@ -15,29 +15,18 @@ from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.system.errors import UserError
 
-SHOWN_MISCLASSIFIED = 24  # pictures on the contact sheet
+SHOWN_MISTAKES = 24  # pictures on the contact sheet
 
 
-@dataclass
-class Misclassified:
-    """A misclassified test image."""
-
-    loss: float  # cross-entropy
-    index: int  # in the test split
-    label: int
-    predicted: int
-    confidence: float  # softmax probability of the predicted class
-    image: np.ndarray  # uint8 [size, size, 3]
-
-
-@dataclass
+@dataclass(frozen=True)
 class Predictions:
-    """Predictions of a model for the test images."""
+    """Predictions of a model for the test images, each array [images]."""
 
-    labels: np.ndarray  # true class of each image, int [images]
-    predicted: np.ndarray  # int [images]
-    losses: np.ndarray  # cross-entropy, [images]
-    misclassified: list[Misclassified]  # those with the highest loss, highest first
+    labels: np.ndarray  # true class, int
+    predicted: np.ndarray  # int
+    losses: np.ndarray  # cross-entropy
+    confidences: np.ndarray  # softmax probability of the predicted class
+    worst: dict[int, np.ndarray]  # mistakes with the highest loss, highest first: number -> uint8 [size, size, 3]
 
     @property
     def accuracy(self) -> float:
@@ -45,7 +34,7 @@ class Predictions:
 
     @property
     def mistakes(self) -> int:
-        """Number of misclassified images, including those that are not in `misclassified`."""
+        """Number of misclassified images, including those that are not in `worst`."""
         return int((self.labels != self.predicted).sum())
 
 
@@ -64,33 +53,23 @@ def forward_function(model: keras.Model, batch_size: int | None) -> Any:
     return tf.function(forward, input_signature=[tf.TensorSpec((batch_size, *model.input_shape[1:]), tf.float32)])
 
 
-def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISCLASSIFIED) -> Predictions:
+def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISTAKES) -> Predictions:
     """Predict all test images, with a progress bar; at most `kept` misclassified ones are in the result."""
     forward = forward_function(model, None)
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # labels, predictions and losses of each batch
-    worst: list[Misclassified] = []
+    parts: list[tuple[np.ndarray, ...]] = []
+    worst: list[tuple[float, int, np.ndarray]] = []  # loss, number and image
     with tqdm(total=dataset.test_count, unit="image", dynamic_ncols=True, desc="testing") as bar:
         for batch in dataset.test():
-            images, labels = batch.inputs, batch.targets.numpy()
-            logits = forward(images)
+            labels, logits = batch.targets.numpy(), forward(batch.inputs)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits).numpy()
             if not np.isfinite(losses).all():
                 raise UserError("--evaluate: the model returns logits that are not finite; its training diverged")
-            confidences = tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()
             predicted = tf.argmax(logits, axis=-1).numpy()
-            worst += [
-                Misclassified(
-                    loss=float(losses[k]),
-                    index=bar.n + int(k),
-                    label=int(labels[k]),
-                    predicted=int(predicted[k]),
-                    confidence=float(confidences[k]),
-                    image=np.clip(np.round(images[k].numpy()), 0, 255).astype(np.uint8),
-                )
-                for k in np.flatnonzero(predicted != labels)
-            ]
-            worst = sorted(worst, key=lambda one: -one.loss)[:kept]
-            parts.append((labels, predicted, losses))
+            images = batch.inputs.numpy().round().clip(0, 255).astype(np.uint8)
+            worst += [(losses[k], bar.n + int(k), images[k]) for k in np.flatnonzero(predicted != labels)]
+            worst = sorted(worst, key=lambda one: -one[0])[:kept]
+            parts.append((labels, predicted, losses, tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()))
             bar.update(len(predicted))
-    all_labels, all_predicted, all_losses = map(np.concatenate, zip(*parts, strict=True))
-    return Predictions(all_labels, all_predicted, all_losses, worst)
+    all_labels, all_predicted, all_losses, confidences = map(np.concatenate, zip(*parts, strict=True))
+    pictures = {number: image for _, number, image in worst}
+    return Predictions(all_labels, all_predicted, all_losses, confidences, pictures)

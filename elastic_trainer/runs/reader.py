@@ -35,10 +35,10 @@ def check_images(folder: Path, now: dict[str, Any]) -> None:
     """Raise `UserError` if the run to resume in `folder` was started with other images; `now`: `ImageData.record`."""
     before = read_config(folder)["images"]
     change = changed_class(now["class_names"], before["class_names"])
-    for kind in ("training", "test", "held_out"):
+    for kind in ("training", "test"):
         is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
         if change is None and is_ != was:
-            change = f"other {kind.replace('_', '-')} images ({was}; now {is_})"
+            change = f"other {kind} images ({was}; now {is_})"
     if change is not None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"

@@ -164,7 +164,7 @@ class Trainer(Engine):
         seconds, data = self.settings.deadline, self.data
         if seconds is None:
             return None
-        images = data.train_count, data.test_count, 0 if data.held_out is None else data.held_out.test_count
+        images = data.train_count, data.test_count, data.tested_later
         return Deadline(seconds, self.history, self._averages_later, images, self._later)
 
     def _is_out_of_time(self, later: float = 0.0) -> bool:

@@ -26,7 +26,7 @@ from common import Setting
 
 import models
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.datasets.images import Images
 from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import head_mask
@@ -86,7 +86,7 @@ def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     size, count, classes = network.input_size, STEPS * network.batch_size, network.num_classes or 1
     images = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), np.uint8)
-    noise = DecodedImages(images, np.arange(count, dtype=np.int32) % classes, {})
+    noise = Images(images, np.arange(count, dtype=np.int32) % classes)
     data = ImageData("noise", [str(k) for k in range(classes)], noise, noise, network.batch_size)
     settings = replace(network, num_epochs=1, learning_rate=1e-4, feature_cache="off", memory=1e6)  # as within a limit
     trainer = Trainer(models.build(network), data, FixedScheme(mask), settings)

@@ -14,6 +14,8 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import data
@@ -85,7 +87,7 @@ def few_digits(network: Settings, steps: int) -> ImageData:
     """Digits, cut to `steps` steps an epoch and one batch for the test."""
     digits = data.load(replace(network, dataset_name="digits", augment="none"))
     train, test = (
-        split._replace(images=split.images[:count], labels=split.labels[:count])
+        split.part(np.arange(count))
         for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
     )
     return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)

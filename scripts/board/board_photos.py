@@ -4,7 +4,6 @@ Photos are found, decoded and split into those to train on and those to test on 
 """
 
 import hashlib
-import io
 import json
 import os
 import sys
@@ -14,14 +13,11 @@ from collections import namedtuple
 
 import board_device as device
 import numpy as np
+from board_decoding import MAX_MB, read_photo
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
-from PIL import Image, ImageOps
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
-RGB_BYTES, OTHER_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
-BILINEAR = getattr(Image, "Resampling", Image).BILINEAR  # Pillow 8, the last for Python 3.6, has it elsewhere
 VALIDATION = ("val", "valid", "validation")
 
 HEAD = [("state", "<u4"), ("digest", "<u8")]  # of a row of the file of features, 12 bytes
@@ -69,29 +65,6 @@ def find_photos(path, classes):
     return photos
 
 
-def decode(encoded, size):
-    """Pixels uint8 [size, size, 3], decoded as main.py does: upright, stretched to a square, transparent is white."""
-    Image.MAX_IMAGE_PIXELS = None
-    with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-        full = image.width * image.height
-        needed = 3 * full if image.info.get("progressive") else 0  # read at its full size, whatever is made of it
-        image.draft("RGB", (size, size))
-        is_plain = image.mode == "RGB" and "transparency" not in image.info
-        each = RGB_BYTES if is_plain and image.format != "WEBP" else OTHER_BYTES
-        needed_mb, free_mb = (needed + each * image.width * image.height) / 1e6, free_memory_mb(counts_swap=False)
-        if free_mb is not None and needed_mb > free_mb:
-            raise ValueError(f"{full / 1e6:.0f} megapixels take {needed_mb:,.0f} MB while they are decoded, and "
-                             f"{free_mb:,.0f} MB are available; make it smaller")  # fmt: skip
-        upright = image if image.getexif().get(0x0112, 1) == 1 else ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I"):  # 16-bit grey
-            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
-        if upright.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in upright.info:
-            white = Image.new("RGBA", upright.size, "white")
-            upright = Image.alpha_composite(white, upright.convert("RGBA"))
-        plain = upright if upright.mode == "RGB" else upright.convert("RGB")
-        return np.asarray(plain.resize((size, size), BILINEAR))
-
-
 class Examples:
     """The features of each photo in each view, in a file: the same memory is enough for any number of photos.
 
@@ -135,9 +108,9 @@ class Examples:
             rows = np.zeros(min(self.part, count - start), self.row)
             for place, photo in enumerate(self.photos[start : start + self.part]):
                 try:
-                    encoded = photo.path.read_bytes()
-                    pixels[place], rows["digest"][place] = decode(encoded, self.size), digest(encoded)
-                    rows["state"][place] = READ
+                    free_mb = free_memory_mb(counts_swap=False)
+                    image = read_photo(str(photo.path), self.size, MAX_MB if free_mb is None else free_mb)
+                    pixels[place], rows["digest"][place], rows["state"][place] = image, digest(image), READ
                 except Exception as error:  # Pillow raises many types
                     line = f"\r{photo.name}: is left out, it cannot be read: {device.first_line(error)}"
                     device.say(line, file=sys.stderr)

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-from small_boards import NAMES, changed_copy, result_of, run, weights_of
+from small_boards import changed_copy, result_of, run, weights_of
 
 from elastic_trainer.cli.commands import parse_main
-from elastic_trainer.datasets import decoding
-from elastic_trainer.datasets.digests import digest
-from elastic_trainer.datasets.image_folder import read_image_folder
+from elastic_trainer.datasets import decoding, digests
 from elastic_trainer.system.errors import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +26,7 @@ pytest_plugins = ["small_boards"]
 
 def test_a_deadline_that_reading_the_photos_would_miss_is_refused_early(three_wheels, exported, photos, tmp_path):
     slow = changed_copy(
-        exported, tmp_path / "slow", "board_photos.py", "    Image.MAX_IMAGE", "    time.sleep(0.2); Image.MAX_IMAGE"
+        exported, tmp_path / "slow", "board_photos.py", "image = read_photo", "time.sleep(0.2); image = read_photo"
     )
     start = time.monotonic()
     done = run(three_wheels, slow, "--data_dir", photos, "--output", tmp_path / "out", "--deadline", "8s", code=2)
@@ -150,45 +147,14 @@ def test_a_broken_photo_is_named_and_left_out(three_wheels, exported, photos, tm
     assert sum(map(int, re.findall(r"(\d+) (?:photos to train|to test) on", done.stdout))) == 59
 
 
-def test_the_board_decodes_and_splits_photos_as_main_does(board_modules, photos, tmp_path):
-    rng = np.random.default_rng(0)
-    grey16 = Image.fromarray(rng.integers(0, 65535, (200, 30), dtype=np.uint16))
-    colour = Image.fromarray(rng.integers(0, 256, (300, 200, 3), dtype=np.uint8))
-    turned = colour.getexif()
-    turned[0x0112] = 6
-    colour.save(tmp_path / "turned.jpg", exif=turned)
-    clear = Image.fromarray(rng.integers(0, 256, (200, 30, 4), dtype=np.uint8))
-    clear.save(tmp_path / "clear.png")
-    clear.save(tmp_path / "clear_turned.png", exif=turned)
-    clear.convert("LA").save(tmp_path / "grey_clear.png")
-    colour.save(tmp_path / "colour_clear.png", transparency=(0, 0, 0))
-    colour.save(tmp_path / "progressive.jpg", progressive=True)
-    colour.convert("CMYK").save(tmp_path / "printed.jpg")
-    colour.convert("P").save(tmp_path / "palette.gif", transparency=3)
-    grey16.save(tmp_path / "grey16.png")
-    colour.convert("L").save(tmp_path / "grey.png")
-    colour.save(tmp_path / "large.webp")
-    colour.save(tmp_path / "colour.bmp")
-    colour.save(tmp_path / "commented.webp", exif=turned)
-    colour.save(tmp_path / "commented.gif", comment=b"a comment")
-    for path in tmp_path.iterdir():
-        encoded = path.read_bytes()
-        own = board_modules.photos
-        np.testing.assert_array_equal(own.decode(encoded, 16), decoding.decode(encoded, 16), err_msg=path.name)
-    source = read_image_folder(photos, 0.3)
-    paths = [*source.train.files, *source.test.files]
-    labels = [NAMES.index(Path(path).parent.name) for path in paths]
-    digests = [digest(Path(path).read_bytes()) for path in paths]
-    tested = board_modules.photos.tested_digests([*zip(labels, digests, strict=True)], 0.3)
-    assert [one in tested for one in digests] == [False] * len(source.train.files) + [True] * len(source.test.files)
+def test_the_board_reads_and_splits_photos_by_the_code_of_main(exported):
+    for name, module in (("board_decoding.py", decoding), ("board_digests.py", digests)):
+        assert (exported / name).read_bytes() == Path(str(module.__file__)).read_bytes()
 
 
-def test_a_photo_that_the_memory_of_the_board_does_not_hold_is_named(board_modules, tmp_path, monkeypatch):
-    photo = Image.effect_noise((1200, 1000), 40).convert("RGB")
-    for name in ("baseline.jpg", "progressive.jpg", "photo.png"):
-        photo.save(tmp_path / name, progressive=name.startswith("progressive"))
-    monkeypatch.setattr(board_modules.photos, "free_memory_mb", lambda counts_swap: 2.0)
-    board_modules.photos.decode((tmp_path / "baseline.jpg").read_bytes(), 32)  # at an eighth of its size
-    for name in ("progressive.jpg", "photo.png"):
-        with pytest.raises(ValueError, match=r"1 megapixels take .* MB while they are decoded, and 2 MB are available"):
-            board_modules.photos.decode((tmp_path / name).read_bytes(), 32)
+def test_a_photo_that_the_memory_of_the_board_does_not_hold_is_named(three_wheels, exported, photos, tmp_path):
+    little = changed_copy(
+        exported, tmp_path / "little", "board_photos.py", "free_memory_mb(counts_swap=False)", "0.001"
+    )
+    done = run(three_wheels, little, "--data_dir", photos, "--output", tmp_path / "out", code=2)
+    assert re.search(r"pixels take .* MB while they are decoded, and the limit is 0 MB; make it smaller", done.stderr)

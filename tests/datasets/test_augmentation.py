@@ -10,7 +10,7 @@ from elastic_trainer.datasets import augmentation
 from elastic_trainer.datasets.augmentation import Augmentation, rotated
 from elastic_trainer.datasets.batches import Order
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.datasets.images import Images
 
 SIZE = 9
 
@@ -21,7 +21,7 @@ def some_pixels(count=40):
 
 def image_data(augment, pixels=None, batch_size=4, seed=0):
     pixels = some_pixels() if pixels is None else pixels
-    decoded = DecodedImages(pixels, np.zeros(len(pixels), np.int32), {})
+    decoded = Images(pixels, np.zeros(len(pixels), np.int32))
     return ImageData("made up", ["one"], decoded, decoded, batch_size, seed, augment=augment)
 
 

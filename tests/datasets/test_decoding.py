@@ -1,14 +1,22 @@
-"""Decoding one image: formats, colour modes, orientation, and files that are not images."""
+"""Reading one photo: formats, colour modes, orientation, and files that are none."""
 
+import io
 import os
+import subprocess
+import sys
 import warnings
+import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
-from small_images import encoded
+from command_line import ROOT
+from PIL import Image, ImageOps, PngImagePlugin
+from small_images import encoded, load_photos
 
+import elastic_trainer
 from elastic_trainer.datasets import decoding
+from elastic_trainer.datasets.decoding import FORMATS, read_photo
+from elastic_trainer.datasets.images import reason
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -25,104 +33,131 @@ def close(pixels, colour, tolerance=6):
     return np.abs(pixels.astype(int) - np.array(colour)).max() <= tolerance
 
 
-@pytest.mark.parametrize("kind", decoding.FORMATS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_each_format_is_decoded_and_stretched_to_a_square(kind, tmp_path):
     options = {"lossless": True} if kind == "WEBP" else {"quality": 95} if kind == "JPEG" else {}
     content = encoded(halves(), kind, **options)
-    pixels = decoding.decode(content, 16)
+    pixels = read_photo(content, 16)
     assert pixels.shape == (16, 16, 3) and pixels.dtype == np.uint8
     assert close(pixels[:6], RED) and close(pixels[10:], BLUE)
     path = tmp_path / "without_ending"
     path.write_bytes(content)
-    assert decoding.header_error(str(path)) is None
-    np.testing.assert_array_equal(decoding.decode(str(path), 16), pixels)
+    np.testing.assert_array_equal(read_photo(path, 16), pixels)
 
 
-def test_exif_orientation_is_applied():
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_as_pillow_does(orientation):
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: rotate by 90° clockwise to see it upright
-    pixels = decoding.decode(encoded(halves(), "JPEG", exif=exif, quality=95), 16)
-    assert close(pixels[:, 10:], RED) and close(pixels[:, :6], BLUE)
+    exif[0x0112] = orientation
+    corners = Image.fromarray(np.arange(27, dtype=np.uint8).reshape(3, 3, 3) * 9)
+    content = encoded(corners, "PNG", exif=exif)
+    with Image.open(io.BytesIO(content)) as image:
+        np.testing.assert_array_equal(read_photo(content, 3), np.asarray(ImageOps.exif_transpose(image)))
 
 
 def test_a_large_jpeg_decodes_to_nearly_the_same_pixels():
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((1600, 1200))
     expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BILINEAR))
-    pixels = decoding.decode(encoded(smooth, "JPEG", quality=95), 32)
+    pixels = read_photo(encoded(smooth, "JPEG", quality=95), 32)
     assert np.abs(pixels.astype(int) - expected).mean() < 2
 
 
-@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "LA", "PA"])
-def test_other_colour_modes_become_rgb(mode):
-    kind = "JPEG" if mode == "CMYK" else "PNG" if mode != "PA" else None
-    if kind is None:
-        image = halves("P").copy()
-        content = encoded(image, "GIF")
-    else:
-        content = encoded(halves(mode), kind)
-    pixels = decoding.decode(content, 8)
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("L", "PNG"), ("1", "PNG"), ("P", "PNG"), ("CMYK", "JPEG"), ("LA", "PNG"), ("P", "GIF")]
+)
+def test_other_colour_modes_become_rgb(mode, kind):
+    pixels = read_photo(encoded(halves(mode), kind), 8)
     assert pixels.shape == (8, 8, 3)
-    grey = mode in ("L", "1", "LA")
-    assert (np.ptp(pixels, axis=-1).max() <= 1) == grey
+    assert (np.ptp(pixels, axis=-1).max() <= 1) == (mode in ("L", "1", "LA"))
 
 
-def test_alpha_is_blended_with_white():
+def test_alpha_is_blended_with_white_and_a_transparent_colour_becomes_white():
     image = Image.new("RGBA", (20, 20), (*RED, 0))
     image.paste((*BLUE, 128), (0, 10, 20, 20))
-    pixels = decoding.decode(encoded(image, "PNG"), 20)
+    pixels = read_photo(encoded(image, "PNG"), 20)
     assert close(pixels[:9], WHITE, 0) and close(pixels[11:], (127, 127, 255), 2)
-
-
-def test_a_transparent_colour_of_a_palette_becomes_white():
-    image = halves("P")
-    index = image.getpixel((0, 0))
-    pixels = decoding.decode(encoded(image, "PNG", transparency=index), 20)
+    palette = halves("P")
+    pixels = read_photo(encoded(palette, "PNG", transparency=palette.getpixel((0, 0))), 20)
     assert close(pixels[:8], WHITE, 0) and close(pixels[12:], BLUE, 6)
 
 
 def test_16_bit_grey_is_scaled_to_8_bits():
     values = np.array([[0, 65535], [32896, 257]], np.uint16)
-    pixels = decoding.decode(encoded(Image.fromarray(values), "PNG"), 2)
+    pixels = read_photo(encoded(Image.fromarray(values), "PNG"), 2)
     assert pixels[..., 0].tolist() == [[0, 255], [128, 1]]
 
 
-def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(tmp_path, monkeypatch):
+def test_a_run_has_the_pixels_of_the_public_call(tmp_path):
+    rng = np.random.default_rng(0)
+    colour = Image.fromarray(rng.integers(0, 256, (90, 70, 3), dtype=np.uint8))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    photos = {
+        "grey16.png": encoded(Image.fromarray(rng.integers(0, 65535, (90, 30), dtype=np.uint16)), "PNG"),
+        "clear.png": encoded(Image.fromarray(rng.integers(0, 256, (90, 30, 4), dtype=np.uint8)), "PNG", exif=turned),
+        "plain.jpg": encoded(colour, "JPEG", exif=turned),
+        "progressive.jpg": encoded(colour, "JPEG", progressive=True),
+        "printed.jpg": encoded(colour.convert("CMYK"), "JPEG"),
+        "palette.gif": encoded(colour.convert("P"), "GIF", transparency=3),
+    }
+    for place in ("train/ant", "train/bee", "test/ant"):
+        (tmp_path / place).mkdir(parents=True)
+        for name, content in photos.items():
+            (tmp_path / place / name).write_bytes(content)
+    [batch] = load_photos(tmp_path, 24, 2).test()
+    for name, image in zip(sorted(photos), batch.inputs.numpy(), strict=True):
+        np.testing.assert_array_equal(elastic_trainer.read_photo(tmp_path / "test/ant" / name, 24), image)
+
+
+def test_the_public_call_imports_no_tensorflow(tmp_path):
+    (tmp_path / "photo.png").write_bytes(encoded(halves(), "PNG"))
+    program = (
+        "import sys, elastic_trainer; elastic_trainer.read_photo(sys.argv[1], 8); print('tensorflow' in sys.modules)"
+    )
+    words = [sys.executable, "-c", program, tmp_path / "photo.png"]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_png_with_a_large_compressed_text_is_read_without_it(is_last):
+    content = encoded(halves(), "PNG")
+    text = b"zTXtcomment\0\0" + zlib.compress(bytes(2 * PngImagePlugin.MAX_TEXT_CHUNK))
+    chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+    place = len(content) - 12 if is_last else 33  # before its end, or after its header
+    np.testing.assert_array_equal(read_photo(content[:place] + chunk + content[place:], 16), read_photo(content, 16))
+
+
+def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(monkeypatch):
     """The limit is lowered, as a photo of 200 megapixels takes long to write."""
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(encoded(halves().resize((640, 480)), "JPEG", quality=95))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    monkeypatch.setattr(decoding, "MAX_MB", 0.5)  # at full size it would take 1.2 MB
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pixels = decoding.decode(str(path), 16)
-        assert decoding.header_error(str(path)) is None
+        pixels = read_photo(encoded(halves().resize((640, 480)), "JPEG", quality=95), 16, most_mb=0.5)
     assert close(pixels[:6], RED) and close(pixels[10:], BLUE) and Image.MAX_IMAGE_PIXELS == 1000
 
 
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("GIF", {}), ("JPEG", {"progressive": True})])
-def test_an_image_that_takes_too_much_memory_is_refused_in_a_line(kind, options, monkeypatch):
+def test_an_image_that_takes_too_much_memory_is_refused_in_a_line(kind, options):
     content = encoded(halves().resize((640, 480)), kind, **options)
-    monkeypatch.setattr(decoding, "MAX_MB", 0.5)
-    with pytest.raises(ValueError, match=r"^640×480 pixels take 1 MB .* the limit is 0\.5 MB; make it smaller"):
-        decoding.decode(content, 16)
+    with pytest.raises(ValueError, match=r"^640×480 pixels take \d MB .* the limit is 0 MB; make it smaller"):
+        read_photo(content, 16, most_mb=0.5)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
-def test_a_pipe_is_no_image_and_is_not_waited_for(tmp_path):
-    pipe = tmp_path / "pipe.jpg"
-    os.mkfifo(pipe)
-    assert decoding.header_error(str(pipe)) == "cannot be read: it is a pipe or a device, not a file"
-    with pytest.raises(OSError, match="not a file"):
-        decoding.decode(str(pipe), 4)
-
-
-def test_header_error_describes_empty_foreign_and_missing_files(tmp_path):
-    for content, why in (
-        (b"", "is empty"),
-        (b"<html>not found</html>", f"is not a {decoding.KINDS} image, whatever its name says"),
-        (encoded(halves(), "GIF"), None),
-    ):
-        (tmp_path / "photo.jpg").write_bytes(content)
-        assert decoding.header_error(str(tmp_path / "photo.jpg")) == why
-    assert decoding.header_error(str(tmp_path / "none.jpg")) == "cannot be read: No such file or directory"
+def test_why_a_file_cannot_be_read(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "text").write_bytes(b"<html>not found</html>")
+    whys = {
+        "loop": "cannot be read: Too many levels of symbolic links",
+        "none": "cannot be read: No such file or directory",
+        "empty": f"is not a {decoding.KINDS} image, whatever its name says",
+        "text": f"is not a {decoding.KINDS} image, whatever its name says",
+    }
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")  # which nobody writes to
+        whys["pipe"] = "cannot be read as an image: is a pipe, a device or a folder, not a file"
+    for name, why in whys.items():
+        with pytest.raises(OSError) as caught:
+            read_photo(str(tmp_path / name), 8)
+        assert reason(caught.value) == why

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
-from small_images import labels_of, load_photos, pairs, write_noise, write_red_and_blue
+from small_images import digests_of, labels_of, load_photos, pairs, write_noise, write_red_and_blue
 
 import data
-from elastic_trainer.datasets.digests import digest
 from elastic_trainer.settings import Settings
 
 
@@ -49,24 +48,12 @@ def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
     assert digits.guessing_loss < np.log(10)
 
 
-def test_count_limits_the_batches_after_the_skipped_ones():
-    digits = data.load(digits_of(input_size=8, batch_size=4))
-    complete = labels_of(digits.train(1))
-    np.testing.assert_array_equal(labels_of(digits.train(1, skip=3, count=2)), complete[12:20])
-    assert len(labels_of(digits.train(1, skip=digits.steps_per_epoch - 1, count=2))) == 4
-
-
 def test_order_depends_only_on_seed_and_epoch():
     first, again, other = (data.load(digits_of(input_size=8, batch_size=16, seed=seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
     assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
     assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
     assert len(labels_of(first.train(0))) == first.steps_per_epoch * 16
-
-
-def test_settings_say_how_images_are_augmented():
-    assert data.load(digits_of(augment="flip", input_size=8, batch_size=4)).view_count == 2
-    assert data.load(digits_of(input_size=8, batch_size=4)).view_count == 1
 
 
 def test_importance_batches_differ_by_index_and_from_the_epochs():
@@ -78,20 +65,10 @@ def test_importance_batches_differ_by_index_and_from_the_epochs():
     assert (batches[0] != first_images(digits.train(0))).any()
 
 
-def test_batches_need_no_files_after_loading(folder):
-    images = load_photos(folder, 16, 2)
-    first = [batch.inputs.numpy() for batch in images.train(0)]
-    for path in folder.rglob("*.*"):
-        path.unlink()
-    for batch, again in zip(images.train(0), first, strict=True):
-        np.testing.assert_array_equal(batch.inputs, again)
-    assert len(labels_of(images.test())) == 4
-
-
 def test_images_in_a_file_give_the_same_batches_as_images_in_memory(folder, tmp_path):
     in_memory = load_photos(folder, 16, 2)
     mapped = load_photos(folder, 16, 2, logdir=tmp_path / "logs", kept_mb=0)
-    assert [path.suffix for path in sorted((tmp_path / "logs" / "images").iterdir())] == [".json", ".pixels"]
+    assert (tmp_path / "logs" / "images").is_dir()
     for one, other in ((in_memory.train(1), mapped.train(1)), (in_memory.test(), mapped.test())):
         for (images, labels), (same_images, same_labels) in zip(pairs(one), pairs(other), strict=True):
             np.testing.assert_array_equal(images, same_images)
@@ -122,10 +99,10 @@ def test_test_images_that_are_left_out_are_in_no_batch(tmp_path, memory_mb):
     photos = write_noise(tmp_path / "photos")
     images = load_photos(photos, 12, 2, logdir=tmp_path / "logs", kept_mb=memory_mb)
     before = np.concatenate([batch.inputs for batch in images.test()])
-    known = [digest((photos / "test" / name).read_bytes()) for name in ("ant/1.png", "cat/0.png")]
+    known = [*digests_of(photos, "test/ant/1.png"), *digests_of(photos, "test/cat/0.png")]
     record = images.record()
     assert images.leave_out_of_test(np.array([*known, 7], np.uint64)) == 2
-    assert (images.test_count, images.test_batches) == (7, 4)
+    assert images.test_count == 7
     np.testing.assert_array_equal(
         np.concatenate([batch.inputs for batch in images.test()]), before[[0, 2, 3, 4, 5, 7, 8]]
     )

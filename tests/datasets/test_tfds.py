@@ -35,13 +35,6 @@ def test_tfds_images_and_labels_are_those_that_tfds_prepared(name, tmp_path, mon
     )
 
 
-def test_tfds_images_in_a_file_are_used_again(tmp_path, monkeypatch):
-    prepare_small("oxford_iiit_pet", tmp_path, monkeypatch)
-    first, again = (data.load(small("oxford_iiit_pet", tmp_path, logdir=tmp_path), 0) for _ in range(2))
-    assert len([*(tmp_path / "images").glob("*.pixels")]) == 1
-    assert shades(first.train(0)) == shades(again.train(0))
-
-
 def test_a_prepared_folder_works_where_it_is_copied_to(tmp_path, monkeypatch, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     prepare_small("caltech_birds2011", here, monkeypatch)

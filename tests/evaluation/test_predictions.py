@@ -29,12 +29,11 @@ def test_predictions_equal_the_models_and_keep_the_highest_losses():
     wrong = np.flatnonzero(labels != logits.argmax(axis=1))
     assert len(wrong) > 3
     worst = wrong[np.argsort(-losses[wrong])][:3]
-    assert [one.index for one in predictions.misclassified] == list(worst)
-    for one in predictions.misclassified:
-        np.testing.assert_array_equal(one.image, images[one.index].astype(np.uint8))
-        row = logits[one.index]
-        assert (one.label, one.predicted) == (labels[one.index], row.argmax())
-        np.testing.assert_allclose(one.confidence, (np.exp(row) / np.exp(row).sum()).max(), rtol=1e-5)
+    assert [*predictions.worst] == list(worst)
+    for number, image in predictions.worst.items():
+        np.testing.assert_array_equal(image, images[number].astype(np.uint8))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(predictions.confidences, shares.max(axis=1), rtol=1e-5)
 
 
 def test_an_incomplete_last_batch_is_predicted_completely(photos):

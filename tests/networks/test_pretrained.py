@@ -12,7 +12,7 @@ from conftest import HAS_VIT, with_vit
 from pretrain_glyphs import draw_glyph, text_fonts
 
 import models
-from elastic_trainer.datasets.decoding import decode
+from elastic_trainer.datasets.images import resized
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.architectures import architecture
 from elastic_trainer.networks.saved_model import save_model
@@ -70,7 +70,7 @@ def test_the_committed_head_reads_printed_digits():
         model.get_layer("head").set_weights([head["kernel"], head["bias"]])
     labels, fonts = np.arange(100) % 10, text_fonts()
     drawn = [draw_glyph(f"{label}", fonts[rng.integers(len(fonts))], rng) for label in labels]
-    images = np.stack([decode(np.repeat(pixels[..., None], 3, axis=-1), 64) for pixels in drawn])
+    images = np.stack([resized(np.repeat(pixels[..., None], 3, axis=-1), 64) for pixels in drawn])
     assert np.mean(model.predict(images, verbose=0).argmax(axis=1) == labels) > 0.95
 
 

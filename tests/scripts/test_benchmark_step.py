@@ -11,7 +11,7 @@ from small_networks import as_if_trained, values
 
 import models
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import DecodedImages
+from elastic_trainer.datasets.images import Images
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.networks.tensors import all_mask, head_mask
@@ -29,7 +29,7 @@ def small_model():
 
 def noise():
     pixels = np.random.default_rng(0).integers(0, 256, (BATCH, SIZE, SIZE, 3), np.uint8)
-    images = DecodedImages(pixels, np.zeros(BATCH, np.int32), {})
+    images = Images(pixels, np.zeros(BATCH, np.int32))
     return ImageData("noise", ["all"], images, images, BATCH)
 
 
