@@ -109,7 +109,6 @@ class ShuffledData:
     """
 
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
-    guessing_loss: float | None = None  # of a model that ignores its inputs; None if that is not known
     tested_later = 0  # how many other examples test the best model once, after training
 
     def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
@@ -138,6 +137,11 @@ class ShuffledData:
     def room_mb(self) -> float:
         """MB that features of the examples may take in memory."""
         raise NotImplementedError
+
+    @property
+    def guessing_loss(self) -> float | None:
+        """The loss of a model that ignores its inputs; None if that is not known."""
+        return None
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [examples], that each training example shows in an epoch."""

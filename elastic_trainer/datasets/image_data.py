@@ -58,8 +58,6 @@ class ImageData(ShuffledData):
         self._train, self._test = train, test
         self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
-        shares = np.unique(train.labels, return_counts=True)[1] / max(self.train_count, 1)
-        self.guessing_loss = float(-np.sum(shares * np.log(shares)))  # by each class's share of the training images
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
@@ -101,6 +99,12 @@ class ImageData(ShuffledData):
     def room_mb(self) -> float:
         """MB that features may take in memory."""
         return room_mb()
+
+    @property
+    def guessing_loss(self) -> float:
+        """Cross-entropy of predicting each class's share of the training images, whatever the image."""
+        shares = np.unique(self._train.labels, return_counts=True)[1] / self.train_count
+        return float(-np.sum(shares * np.log(shares)))
 
 
 def _fingerprint(images: Images) -> str:
