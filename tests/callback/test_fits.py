@@ -290,3 +290,14 @@ def test_frozen_batch_norm_keeps_its_statistics():
     model.fit(x, y[:, :3], verbose=0, batch_size=4, epochs=2, callbacks=[callback(model)])
     for old, variable in zip(before, model.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old)
+
+
+def test_measuring_changes_neither_the_network_nor_its_optimizer(tmp_path):
+    model = compiled(keras.optimizers.AdamW(0.01))
+    model.fit(IMAGES, LABELS, batch_size=8, epochs=1, verbose=0)
+    before = [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
+    from elastic_trainer import profile
+
+    profile(model, IMAGES[:8], LABELS[:8], seconds=0.1)
+    for old, variable in zip(before, (*model.variables, *model.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(variable.numpy(), old)

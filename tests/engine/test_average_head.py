@@ -15,6 +15,14 @@ from elastic_trainer.system.errors import Stopped
 SETTINGS = Settings(learning_rate=0.05, num_epochs=2, average_head=True)
 
 
+class StopsInTheLastValidation(Listener):
+    """As a signal does."""
+
+    def on_test_begin(self, logs=None):
+        if self.trainer.history.step == self.trainer.schedule.total_steps:
+            raise Stopped(15, "now")
+
+
 class StopsInItsFirstPass(Listener):
     """As a signal does while the head is averaged, before the last validation."""
 
@@ -123,3 +131,12 @@ def test_without_the_memory_for_it_the_head_stays_as_it_is(plain, capsys):
     short.run()
     assert re.search(r"no closed-form head: it takes \d+ MB, and 0 MB are left", capsys.readouterr().out)
     assert_same(plain, short)
+
+
+def test_a_run_interrupted_in_its_last_validation_averages_once(averaged):
+    first, second = trainer(SETTINGS, StopsInTheLastValidation()), trainer()
+    with pytest.raises(Stopped):
+        first.run()
+    second.load(first.state())
+    second.run()
+    assert_same(averaged, second)

@@ -91,3 +91,12 @@ def test_optimizers_make_the_same_steps_after_serialisation(name):
     )
     copy = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     np.testing.assert_array_equal(trajectory(copy, RECORD["start"]), trajectory(optimizer, RECORD["start"]))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_constraints_of_weights_are_obeyed(name):
+    optimizer, variable = make_optimizer(name, 1.0, 0.0, 10), keras.Variable(np.full(3, 0.5, np.float32))
+    variable.constraint = keras.constraints.NonNeg()
+    optimizer.build([variable])
+    optimizer.apply([tf.constant([1e3, 0.0, -1e3])], [variable])
+    assert variable.numpy()[0] == 0 and (variable.numpy()[1:] >= 0.5).all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from conftest import BATCH
+from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
@@ -125,3 +125,20 @@ def test_memory_stays_flat_over_12_selections():
 
 def resident_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+def test_half_precision_step_equals_float32_up_to_rounding(half_precision, small_data):
+    results = []
+    for policy in (half_precision, "float32"):
+        keras.config.set_dtype_policy(policy)
+        model = make_small_model()
+        next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)).rate = 0.0
+        optimizer = built_optimizer("sgd", model, rate=1e-2)
+        start = values(model.trainable_variables)
+        loss = TrainStep(ImageClassification(model), optimizer, BATCH)(*next(iter(pairs(small_data.train(0)))))[0]
+        changes = [v.numpy() - old for v, old in zip(model.trainable_variables, start, strict=True)]
+        results.append((loss, np.concatenate([one.ravel() for one in changes])))
+    (loss, moved), (single_loss, single_moved) = results
+    assert loss == pytest.approx(single_loss, rel=0.03)
+    cosine = moved @ single_moved / np.linalg.norm(moved) / np.linalg.norm(single_moved)
+    assert cosine > 0.97 and np.linalg.norm(moved) == pytest.approx(np.linalg.norm(single_moved), rel=0.1)
