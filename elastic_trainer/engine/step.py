@@ -88,7 +88,10 @@ class TrainStep(BatchFunction):
         self._frozen = frozen_values(model, trained) if fold else {}
         self.accumulators = [tf.Variable(tf.zeros_like(each.value)) for each in variables] if parts > 1 else []
 
-        def step(*examples: Any) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
+        def step(
+            inputs: Structure, targets: Structure, weights: Structure
+        ) -> tuple[tf.Tensor, dict[str, tf.Tensor], tf.Tensor]:
+            examples = inputs, targets, weights
             rate = tf.identity(optimizer.learning_rate)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([variable.value for variable in variables])

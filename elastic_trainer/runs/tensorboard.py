@@ -64,7 +64,7 @@ class EventsWriter(Listener):
         lines = layout_pb2.MultilineChartContent(tag=["step_time/measured_ms", "step_time/budget_ms"])
         chart = layout_pb2.Chart(title="step time against the budget (ms)", multiline=lines)
         layout = layout_pb2.Layout(category=[layout_pb2.Category(title="time budget", chart=[chart])])
-        self._write(Event(step=0, summary=custom_scalar.pb(layout)))
+        self._write(Event(step=0, summary=Summary.FromString(custom_scalar.pb(layout).SerializeToString())))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not epoch and self.trainer.history.start is not None:  # the model that training started from

@@ -236,7 +236,7 @@ def with_a_flipped_bit(content):
 def test_a_run_that_saves_since_it_was_resumed_keeps_the_best_of_the_epochs_since(tmp_path, monkeypatch):
     accuracies = [0.9, 0.5]
     monkeypatch.setattr(
-        "elastic_trainer.engine.evaluation.Evaluation.__call__",
+        "elastic_trainer.engine.features.Evaluation.__call__",
         lambda *_: {"loss": 1.0, "accuracy": accuracies.pop(0)},
     )
     best = tmp_path / "run" / "best.keras"
