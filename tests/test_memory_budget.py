@@ -195,7 +195,8 @@ def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     unknown = rows(replace(table, memory=None))
     assert all(row.endswith("unknown") or "not feasible" in row for row in unknown[2:])
     assert rows(num_epochs=1)[0].startswith("plan: 1 epoch of 3 steps, ")
-    assert " 6 MB " in rows(others=(), num_epochs=9, interval=9, feature_cache="float32")[2], "of 48 examples, and 8 to test"
+    from_features = rows(others=(), num_epochs=9, interval=9, feature_cache="float32")
+    assert " 6 MB " in from_features[2], "of 48 examples, and 8 to test"
     head_mb, _ = limits(table, head_mask(model))
     assert all("not feasible" in line for line in rows(memory=head_mb)[2:])
 
