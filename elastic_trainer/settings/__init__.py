@@ -2,7 +2,7 @@
 
 The defaults of `Settings` are the paper's. `PRESETS` has other complete sets for photos and for the demo. A value of
 None is chosen by the run: `commands` chooses what follows from other flags, `resolve` what is measured. config.json is
-the record of the settings with nothing left open.
+the record of the settings that a run had. The last fields are of the presets alone, no flags.
 """
 
 from __future__ import annotations
