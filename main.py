@@ -112,7 +112,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         config = {**settings.to_record(), "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
-            later = _export_seconds(settings, model) + dataset.later_seconds
+            later = _export_seconds(settings, model)
             test = cache(partial(_images_to_test, settings, dataset, folder))
             more = prepared.table, time.perf_counter() - start, prepared.memory, later
             train.train(settings.train_type, model, dataset, settings, log, *more, test)

@@ -53,7 +53,6 @@ class ImageData(ShuffledData):
         super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
         self.class_names, self.num_classes = tuple(class_names), len(class_names)  # a network may have more outputs
         self.input_size, self.tested_later = train.pixels.shape[1], tested_later
-        self.later_seconds = 0.0  # that reading those may take
         self.training_digests = np.unique(train.digests)
         self._train, self._test = train, test
         self._augmentation = Augmentation(augment, seed, self.train_count)

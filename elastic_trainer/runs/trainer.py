@@ -165,6 +165,7 @@ class Trainer(Engine):
         if seconds is None:
             return None
         images = data.train_count, data.test_count, data.tested_later
+        seconds -= data.later_seconds  # as the images so far took, read by the same code
         return Deadline(seconds, self.history, self._averages_later, images, self._later)
 
     def _is_out_of_time(self, later: float = 0.0) -> bool:
