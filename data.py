@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 import utils
-from elastic_trainer.datasets.decoding import KINDS
+from elastic_trainer.datasets.decoding import EXTENSIONS, KINDS
 from elastic_trainer.datasets.digests import tested_digests
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import Example, Images, read
@@ -25,8 +25,6 @@ from elastic_trainer.datasets.sources import DataSource, prepare_tfds
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import OneLineParser, one_of
 from elastic_trainer.system.errors import UserError, first_few, printable
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 
 
 def load(settings: Settings, kept_mb: float | None = None, source: DataSource | None = None) -> ImageData:
@@ -73,8 +71,9 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
 
 def _report_broken(broken: Sequence[Example], count: int) -> None:
     """Print a line on the images that cannot be read, and one on other files, of `count`."""
-    images = [one for one in broken if Path(one.name).suffix.lower() in ("", *EXTENSIONS)]
-    others = Counter(suffix for one in broken if (suffix := Path(one.name).suffix.lower()) not in ("", *EXTENSIONS))
+    suffixes = [Path(one.name).suffix.lower() for one in broken]
+    images = [one for one, suffix in zip(broken, suffixes, strict=True) if suffix in ("", *EXTENSIONS)]
+    others = Counter(suffix for suffix in suffixes if suffix not in ("", *EXTENSIONS))
     if images:
         count -= others.total()
         print(f"skipped (unreadable): {len(images)} of {count} images; the first: {images[0]}")

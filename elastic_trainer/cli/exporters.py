@@ -13,7 +13,7 @@ class Exporter:
 
     # Writes a trained model: it, `ImageData`, the run's folder, the origin of the model, and the seconds left before a
     # deadline -> a report for the user. If it `is_for_board`, it is written instead of training: the settings, the
-    # model, `ImageData`, and the time budget if the scheme has one -> a report.
+    # model, `ImageData`, and the timing table if the scheme is elastic -> a report.
     export: Callable[..., str]
     file: str  # the last one that it writes
     # Model -> what converting it takes on this device now, so that a deadline leaves time for it.

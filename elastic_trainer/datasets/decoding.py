@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 MAX_MB = 576  # that reading one photo may take: 64 megapixels of a PNG
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
 ROWS = 64  # that are converted at a time

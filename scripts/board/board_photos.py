@@ -13,11 +13,10 @@ from collections import namedtuple
 
 import board_device as device
 import numpy as np
-from board_decoding import MAX_MB, read_photo
+from board_decoding import EXTENSIONS, MAX_MB, read_photo
 from board_digests import digest, tested_digests
 from board_memory import free_memory_mb
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")
 VALIDATION = ("val", "valid", "validation")
 
 HEAD = [("state", "<u4"), ("digest", "<u8")]  # of a row of the file of features, 12 bytes
