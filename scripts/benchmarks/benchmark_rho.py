@@ -30,8 +30,6 @@ import numpy as np
 from common import Setting, few_digits
 
 import models
-import profiler
-from elastic_trainer import Trainer
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.engine.step import TrainStep
@@ -39,11 +37,13 @@ from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.runs.listener import Listener
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
-from elastic_trainer.timing.measuring import MEASURING_SECONDS
+from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
+from elastic_trainer.timing.profiling import profile_task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 
@@ -148,7 +148,7 @@ def prepared(network: Settings, steps: int) -> tuple[keras.Model, ImageData, Cal
 
 def profiled_table(model: keras.Model, network: Settings, seconds: float = MEASURING_SECONDS) -> TimingTable:
     with tempfile.TemporaryDirectory() as folder:
-        return profiler.profile(model, network, Path(folder), seconds)
+        return profile_task(idle_training(model, network), Path(folder), seconds)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from benchmark_rho import EPOCHS, Alternating, prepared, profiled_table
 from common import Setting
 from keras import layers
 
-from elastic_trainer import Trainer
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.settings import Settings
 
 NETWORKS: dict[str, tuple[int, int]] = {  # input size and batch size

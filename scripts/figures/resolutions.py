@@ -5,10 +5,11 @@ They are added as any program can add a scheme. Run as a script, this is main.py
 
 from __future__ import annotations
 
+import runpy
 from functools import partial
 from typing import Any
 
-import plotting  # noqa: F401 (first: it sets the import path)
+import plotting  # first: it sets the import path
 
 from elastic_trainer.selection.named import SCHEMES, elastic
 
@@ -28,7 +29,4 @@ for T_q in RESOLUTIONS:
     SCHEMES[f"{PREFIX}{T_q}"] = elastic("ElasticTrainer", f"as elastic_training, with T_q {T_q}", select=select)
 
 if __name__ == "__main__":
-    import main
-    import utils
-
-    utils.run_cli(main.main)
+    runpy.run_path(str(plotting.ROOT / "main.py"), run_name="__main__")

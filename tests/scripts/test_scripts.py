@@ -12,7 +12,7 @@ SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "scripts").glob("*/*.py")
     if "__main__" in (text := path.read_text(encoding="utf-8")) and path.parent.name != "board"
-    if "run_cli(main.main)" not in text  # it is main.py, with something changed
+    if "run_path(" not in text  # it is main.py, with something changed
 )
 
 
