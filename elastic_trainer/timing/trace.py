@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import shutil
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +38,7 @@ FUSED = {
     "_FusedBatchNormEx": "FusedBatchNormV3",
     "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
 }
-COMPLETE = 0.95  # share of the fullest iteration's operations in a complete one; a trace may end inside one
 MAX_TRACE_MB = 500  # of a file; in memory it takes several times as much
-OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
 
 
 def general_type(kind: str) -> str:
@@ -165,51 +163,21 @@ def _kernels(plane: Any) -> Iterator[_Event]:
 
 
 def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
+    """Kernels of an operation in one step, if the trace says which, are one execution of it."""
+    executions: dict[str, dict[object, float]] = defaultdict(lambda: defaultdict(float))
+    for number, event in enumerate(events):
+        executions[event.name][(number,) if event.step is None else event.step] += event.ms
+    durations = {name: [*each.values()] for name, each in executions.items()}
+    nameless_ms = sum(durations.pop("", []))
+    iterations = _count_iterations([*map(len, durations.values())], path) if steps is None else steps
+    op_ms = {name: _once(each, iterations, is_cut=steps is None) for name, each in durations.items()}
     types = {event.name: event.type for event in events if event.name}
-    complete = _complete_steps(events) if steps is None else []
-    if complete:
-        by_step: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for event in events:
-            if event.step is not None:
-                by_step[event.name][event.step] += event.ms
-        op_ms = {name: _steady_mean([sums[step] for step in complete]) for name, sums in by_step.items()}
-        # Nameless kernels belong to no step either. They run in incomplete steps too, so they get a share of all time.
-        counted = sum(event.ms for event in events if event.step in set(complete))
-        grouped = sum(event.ms for event in events if event.step is not None)
-        nameless = sum(event.ms for event in events if event.step is None)
-        op_ms[""] = op_ms.get("", 0.0) + nameless * counted / grouped / len(complete)
-        iterations = len(complete)
-    else:
-        durations: dict[str, list[float]] = defaultdict(list)
-        for event in events:
-            durations[event.name].append(event.ms)
-        counts = [len(each) for name, each in durations.items() if name]
-        iterations = _count_iterations(counts, path) if steps is None else steps
-        op_ms = {name: _once(each, iterations, cut_off=steps is None) for name, each in durations.items()}
-    unnamed_ms = op_ms.pop("", 0.0)
-    return OperationTrace({name: op_ms.get(name, 0.0) for name in types}, types, unnamed_ms, iterations, planes)
-
-
-def _steady_mean(each: list[float]) -> float:
-    """Mean of the times without outliers: on first use cuDNN and cuBLAS try out algorithms, which takes several times
-    as long (ViT's first MatMul on the TX2: 28 ms instead of 9)."""
-    median = statistics.median(each)
-    return statistics.fmean(ms for ms in each if ms <= OUTLIER * median) if median else statistics.fmean(each)
-
-
-def _complete_steps(events: list[_Event]) -> list[int]:
-    """The complete steps of the trace, if its kernels say which step they belong to; else none."""
-    named = [event for event in events if event.name]
-    grouped = [(event.step, event.name) for event in named if event.step is not None]
-    if not grouped or len(grouped) < COMPLETE * len(named):
-        return []
-    operations = Counter(step for step, _ in {*grouped})
-    return sorted(step for step, count in operations.items() if count >= COMPLETE * max(operations.values()))
+    return OperationTrace(op_ms, types, nameless_ms / iterations, iterations, planes)
 
 
 def _count_iterations(counts: list[int], path: Path) -> int:
-    """The number of iterations in a trace, from how often each operation occurs: most run once in each."""
-    count = Counter(counts).most_common(1)[0][0]
+    """The number of complete iterations in a trace, from how often each operation occurs: nearly all run in each."""
+    count = sorted(counts)[len(counts) // 10]
     # Some run several times in each. If a trace starts or ends inside an iteration, others run once more or less.
     fitting = sum(each % count == 0 or abs(each - count) == 1 for each in counts)
     if 2 * fitting < len(counts):
@@ -217,15 +185,13 @@ def _count_iterations(counts: list[int], path: Path) -> int:
     return count
 
 
-def _once(each: list[float], iterations: int, cut_off: bool) -> float:
-    """Time in one iteration of an operation that took `each` of these in all."""
-    if len(each) == iterations:  # the median is robust to a disturbed iteration
-        return statistics.median(each)
-    if cut_off and len(each) % iterations:
-        for neighbour in (iterations - 1, iterations + 1):
-            if neighbour and len(each) % neighbour == 0:
-                return sum(each) / neighbour
-    return sum(each) / iterations
+def _once(each: list[float], iterations: int, is_cut: bool) -> float:
+    """Time in one iteration of an operation that took `each` of these in all; `is_cut`: also in incomplete ones."""
+    runs = len(each) / iterations
+    if is_cut and runs > 1:
+        runs //= 1
+    # The median is robust to disturbed iterations, and to the first, in which cuDNN tries out algorithms.
+    return (statistics.median(each) if runs == 1 else statistics.fmean(each)) * runs
 
 
 def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]:
