@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqdm import tqdm
+
 from elastic_trainer.networks.graphs import BRANCHES
 from elastic_trainer.system.errors import UserError
 
@@ -227,13 +229,20 @@ def read_op_times(trace: Path, graph: tf.Graph, steps: int) -> tuple[dict[str, f
 
 
 def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
-    """Trace `steps` calls of `run` into `folder` (as TensorBoard's profile page reads it); returns the XSpace file."""
+    """Trace `steps` calls of `run` into `folder` (as TensorBoard's profile page reads it); returns the XSpace file.
+
+    Raises:
+        UserError: another profiler is running, or TensorFlow wrote no trace.
+    """
     import tensorflow as tf
 
     shutil.rmtree(folder / "plugins", ignore_errors=True)
-    tf.profiler.experimental.start(str(folder))
     try:
-        for number in range(steps):
+        tf.profiler.experimental.start(str(folder))
+    except tf.errors.AlreadyExistsError as error:
+        raise UserError("another profiler is running, such as TensorBoard's; stop it, and profile again") from error
+    try:
+        for number in tqdm(range(steps), desc="tracing steps", unit="step"):
             with tf.profiler.experimental.Trace("step", step_num=number, _r=1):  # TensorBoard recognises steps by it
                 run()
     finally:
