@@ -1,4 +1,4 @@
-"""This machine: hardware and versions, memory, and processor time taken by other virtual machines.
+"""This machine: hardware and versions, memory, and TensorFlow on it.
 
 Results record the environment, because times depend on it. Importing this file does not import TensorFlow.
 """
@@ -32,19 +32,6 @@ THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM
 # memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
 # (docs/memory.md; measured with 2 cores).
 PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
-DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
-
-
-def is_undisturbed(seconds: float, stolen: float) -> bool:
-    """Whether other virtual machines took at most `DISTURBED_SHARE` of the processor time: `stolen` in `seconds`."""
-    return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
-
-
-def stolen_seconds(root: Path = Path("/")) -> float:
-    """Processor time in seconds since boot that other virtual machines took from this one; 0 if not reported."""
-    # cpu, user, nice, system, idle, iowait, irq, softirq, steal
-    fields = text_of(root / "proc" / "stat").partition("\n")[0].split()
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
 def seconds_since_start(root: Path = Path("/")) -> float | None:

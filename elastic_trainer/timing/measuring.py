@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elastic_trainer.settings import Settings
 
 MEASURING_SECONDS = 110
-MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
 # MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).
@@ -79,7 +78,7 @@ def calibration_masks(
 
 
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, without disturbed ones and drift.
+    """Wall times [rounds, len(runs)] in ms of compiled steps, without drift.
 
     As many rounds as fit into `seconds`, at least `MIN_ROUNDS`.
     """
@@ -91,7 +90,7 @@ def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURI
     end = time.perf_counter() + seconds
     with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
         while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
-            times.append(measure_ms(runs, rounds=1, warmup=warmup, max_tries=MAX_TRIES))
+            times.append(measure_ms(runs, rounds=1, warmup=warmup))
             bar.update()
     return without_drift(np.concatenate(times))
 
