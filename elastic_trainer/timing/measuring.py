@@ -78,18 +78,11 @@ def calibration_masks(
 
 
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, without drift.
-
-    As many rounds as fit into `seconds`, at least `MIN_ROUNDS`.
-    """
-    warm_ms = measure_ms(runs, rounds=1)
-    warmup = int(np.median(warm_ms) < LONG_STEP_MS)
-    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + warmup)))
-    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-    times: list[np.ndarray] = []
-    end = time.perf_counter() + seconds
-    with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
-        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
+    """Wall times [rounds, len(runs)] in ms of compiled steps, without drift: of `MIN_ROUNDS` to `MAX_ROUNDS` rounds."""
+    warmup = int(np.median(measure_ms(runs, rounds=1)) < LONG_STEP_MS)
+    times, end = list[np.ndarray](), time.perf_counter() + seconds
+    with tqdm(desc=f"measuring steps for {seconds:g} s", unit="round") as bar:
+        while len(times) < MIN_ROUNDS or (len(times) < MAX_ROUNDS and time.perf_counter() < end):
             times.append(measure_ms(runs, rounds=1, warmup=warmup))
             bar.update()
     return without_drift(np.concatenate(times))
