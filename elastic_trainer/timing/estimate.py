@@ -47,7 +47,7 @@ def estimated_table(
     op_ms = {name: scale * cost for name, cost in costs.items()}
     table = added_up(task, full, attribution, op_ms, details)
     copying_ms = 2e6 * FLOPS_OF_BYTE * scale  # of a MB of features, which is read and written
-    return replace(table, fit=replace(table.fit, reading_factor=copying_ms, writing_factor=copying_ms))
+    return replace(table, fit=replace(table.fit, copying_factor=copying_ms))
 
 
 def sharpened(table: TimingTable, mask: np.ndarray, step_ms: float) -> TimingTable:

@@ -106,8 +106,7 @@ def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SE
         MAX_UNTRACED * float(np.median([*timed.values()])),
         traced.other_ms,
     )
-    reading_factor, writing_factor = copying_ms()
-    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
+    fit = replace(fit, copying_factor=copying_ms())
     low, middle, high = np.percentile([one.ms for one in steps if not one.from_features], (25, 50, 75), axis=1)
     details = {
         "timing": "trace",

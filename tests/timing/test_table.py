@@ -69,13 +69,13 @@ def test_saved_table_loads_unchanged(saved):
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
-    count, fit = len(saved[2].names), replace(saved[2].fit, reading_factor=0.5, writing_factor=0.25)
+    count, fit = len(saved[2].names), replace(saved[2].fit, copying_factor=0.5)
     features_mb = np.linspace(4, 1, count)  # the deeper the cut, the smaller
     table, loaded = saved_again(*saved, features_mb=features_mb, fit=fit)
     mask, misses = np.zeros(count, bool), 0.2
     mask[table.positions[3]] = True
     plain = replace(table, features_mb=np.zeros(count))
-    added_ms = (0.5 + 0.2 * 0.25) * features_mb[3]
+    added_ms = (0.5 + 0.2 * 0.5) * features_mb[3]
     assert loaded.predict_ms(mask, misses) == table.predict_ms(mask, misses)
     assert table.predict_ms(mask, misses) == pytest.approx(plain.predict_ms(mask, misses) + added_ms)
     assert (table.wall_t_dy_ms(misses) >= 0).all()
