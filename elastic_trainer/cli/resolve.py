@@ -31,7 +31,7 @@ from elastic_trainer.timing.estimate import estimated_table
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder
+from elastic_trainer.timing.table_file import load_table, other_setup, table_folder
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -175,8 +175,7 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
     """
     part, model = part_of(settings), steps.model
     folder, remake = table_folder(part), profiler_command(part)
-    others = ", ".join(other_tables(part))
-    table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
+    table, found = None, f"no timing table in {folder}"
     if (folder / TABLE_RECORD).is_file():
         table = load_table(part, model, remake)
         why = other_setup(table.details)
