@@ -37,6 +37,8 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
         "from cached features, once made: 0." in line for line in profiler._report(table, head_mask(small_model))
     )
     assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
+    doubtful = replace(table, fit=replace(table.fit, median_error_percent=26.0))
+    assert any("unreliable" in line for line in profiler._report(doubtful, head_mask(small_model)))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     profiler.draw_table(table, replace(SETTINGS, model_name="$\\frac{$.keras"), tmp_path / "timing")
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()

@@ -66,7 +66,7 @@ def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
     settings = _choose_sizes(settings, steps)
     _check_memory(settings, steps)
-    table = _find_table(settings, steps, is_resumed) if is_elastic else None
+    table = _find_table(settings, steps) if is_elastic else None
     data = load(settings, _images_mb(settings, steps))
     if is_resumed:
         check_images(settings.folder, data.record())
@@ -168,7 +168,7 @@ def _needed(settings: Settings, steps: TracedSteps, is_least: bool = False) -> N
 # --- the timing table -------------------------------------------------------------------------------------------------
 
 
-def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> TimingTable:
+def _find_table(settings: Settings, steps: TracedSteps) -> TimingTable:
     """The timing table that profiler.py measured, else one by FLOPs and bytes.
 
     Raises `UserError` if rho is too small.
@@ -181,9 +181,6 @@ def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> Tim
         why = other_setup(table.details)
         if why is not None:
             table, found = None, f"the timing table in {folder} was {why}"
-    # A run that is resumed keeps the table that it started with, and deterministic runs agree only with one table.
-    if table is not None and table.doubt is not None:
-        print(table.warning("this run keeps it" if is_resumed or settings.deterministic else f"again: {remake}"))
     if table is None:
         print(f"{found}: times follow from FLOPs, and from this run's steps; to measure them first: {remake}")
         training = idle_training(model, part)

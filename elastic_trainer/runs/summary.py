@@ -127,7 +127,6 @@ def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
     if summary["rho_measured"]:
         asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
         text += f"; a step took {summary['rho_measured']:.2f} of a full step{asked}"
-        text += ", by an unreliable timing table" if summary.get("table_doubt") else ""
     return text
 
 

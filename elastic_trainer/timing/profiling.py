@@ -107,17 +107,14 @@ def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SE
         traced.other_ms,
     )
     fit = replace(fit, copying_factor=copying_ms())
-    low, middle, high = np.percentile([one.ms for one in steps if not one.from_features], (25, 50, 75), axis=1)
     details = {
         "timing": "trace",
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
-        "operations": len(timed),
         "measured_steps": [
             {"trained_tensors": int(one.mask.sum()), "from_features": one.from_features, "step_ms": ms}
             for one, ms in zip(steps, median_ms, strict=True)
         ],
-        "measurement_spread_percent": 100 * float(np.median((high - low) / middle)),
         "environment": environment(),
     }
     times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
     from elastic_trainer.engine.task import Task
 
-# Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
-# predictions are not relied on.
-MAX_ERROR, MAX_FREE = 0.15, 0.15
 TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
 
@@ -103,24 +100,6 @@ class TimingTable:
     def is_estimate(self) -> bool:
         """Whether it follows from FLOPs and bytes alone: shares of a step, in a unit that is not this device's."""
         return bool(self.details.get("is_estimate"))
-
-    @property
-    def doubt(self) -> str | None:
-        """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
-        error, free = (self.fit.median_error_percent or 0.0) / 100, MAX_FREE * self.full_step_ms
-        if error > MAX_ERROR:
-            return f"it predicts measured steps with a median error of {error:.0%}"
-        parts = (
-            ("passing the error on", self.fit.t_dy_factor, self.t_dy_ms),
-            ("computing weight gradients", self.fit.t_dw_factor, self.t_dw_ms),
-            ("the forward pass", self.fit.t_fw_factor, self.t_fw_ms),
-        )
-        ignored = [name for name, factor, times_ms in parts if not factor and times_ms.sum() > free]
-        return f"{ignored[0]} takes no time by it" if ignored else None
-
-    def warning(self, then: str) -> str:
-        """A line on its doubt; `then` is what follows from it, in words."""
-        return f"the timing table is unreliable: {self.doubt}; {then}"
 
     def scaled(self, factor: float) -> TimingTable:
         """The table of a device on which a step takes `factor` times as long."""

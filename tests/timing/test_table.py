@@ -215,25 +215,3 @@ def test_table_of_a_trace_has_a_separate_folder_and_no_setup(saved):
     _, loaded = saved_again(network, model, table, fit=unknown, details={})
     assert loaded.fit == unknown
     assert str(other_setup(loaded.details)).startswith("profiled on a different setup: tensorflow None, here 2.")
-
-
-@pytest.mark.parametrize(
-    ("change", "doubt"),
-    [
-        ({}, None),
-        ({"median_error_percent": 14.0}, None),
-        ({"median_error_percent": 26.0}, "it predicts measured steps with a median error of 26%"),
-        ({"t_dw_factor": 0.0}, "computing weight gradients takes no time by it"),
-        ({"t_dy_factor": 0.0}, "passing the error on takes no time by it"),
-        ({"t_fw_factor": 0.0}, "the forward pass takes no time by it"),
-        ({"median_error_percent": None}, None),
-    ],
-)
-def test_a_fit_with_large_errors_or_a_part_for_free_is_doubtful(change, doubt, small_model):
-    table = make_table(small_model, t_fw_ms=1.0)
-    assert replace(table, fit=replace(table.fit, **change)).doubt == doubt
-
-
-def test_a_part_that_takes_no_time_by_its_trace_is_no_reason_for_doubt(small_model):
-    table = make_table(small_model, t_fw_ms=0.001)
-    assert replace(table, fit=replace(table.fit, t_fw_factor=0.0)).doubt is None
