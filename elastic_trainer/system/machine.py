@@ -15,9 +15,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from elastic_trainer.system.errors import UserError, first_line
 from elastic_trainer.system.memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
-PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
 # Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
@@ -102,33 +100,6 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def can_reset_peak() -> bool:
-    """Whether the system lets `reset_peak` work (Linux)."""
-    return os.access(PEAK_RESET, os.W_OK)
-
-
-def reset_peak() -> None:
-    """Let `peak_memory_mb` count from now on."""
-    PEAK_RESET.write_text("5", encoding="ascii")
-
-
-def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
-    """What `target`, called with a connection and `arguments` in a new process, sends through that connection.
-
-    Raises `EOFError` if it ends before, as where memory is used up, and `OSError` if there is none to start one.
-    """
-    spawn = get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=target, args=(sender, *arguments), daemon=True)
-    process.start()
-    sender.close()  # the process has it
-    with receiver:
-        try:
-            return receiver.recv()
-        finally:
-            process.join()
 
 
 def has_gpu() -> bool:
