@@ -42,15 +42,9 @@ def trusting(path: Path, advice: str = "delete it") -> Iterator[None]:
     with reading(path):
         try:
             yield
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            csv.Error,
-            RecursionError,
-        ) as error:
+        except (OSError, UserError):
+            raise
+        except Exception as error:
             raise ValueError(f"is damaged or of another version; {advice}") from error
 
 
