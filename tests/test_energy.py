@@ -179,6 +179,7 @@ def test_power_is_integrated_only_over_training():
 @pytest.mark.parametrize(
     ("times", "why"),
     [
+        ([], "does not cover"),
         ([6, 10, 40], "does not cover"),
         ([0, 10, 24], "does not cover"),
         ([0, 12, 100, 200], "no reading for more than 60 s"),
@@ -216,10 +217,8 @@ def test_power_record_times_are_seconds_or_dates_in_any_order(tmp_path):
     [
         ("time,watts\n1,2\nyesterday,3\n", "line 3 must contain a time"),
         ("time,watts\n1\n", "line 2 must contain a time"),
-        ("time,watts\n1,2\n", "needs at least two readings"),
-        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts"),
         ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
-        ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
         ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
         (None, "cannot be read"),
     ],

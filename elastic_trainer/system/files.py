@@ -29,7 +29,7 @@ def reading(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, csv.Error, RecursionError) as error:
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
 
 
