@@ -66,7 +66,6 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
-        "clock_shift": history.clocks.clock_shift,
     }
 
 
