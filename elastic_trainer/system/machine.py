@@ -201,16 +201,15 @@ def _check_home() -> None:
 
 
 @contextlib.contextmanager
-def silenced(descriptor: int = 2) -> Iterator[None]:
-    """Discard what this block and C++ libraries in it write to a file descriptor; exceptions pass as usual."""
-    stream = sys.stdout if descriptor == 1 else sys.stderr
-    stream.flush()
-    saved = os.dup(descriptor)
+def silenced() -> Iterator[None]:
+    """Discard what this block and C++ libraries in it write to standard error; exceptions pass as usual."""
+    sys.stderr.flush()
+    saved = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as null:
-            os.dup2(null.fileno(), descriptor)
+            os.dup2(null.fileno(), 2)
         yield
     finally:
-        stream.flush()
-        os.dup2(saved, descriptor)
+        sys.stderr.flush()
+        os.dup2(saved, 2)
         os.close(saved)
