@@ -100,7 +100,7 @@ def _peak(network: Settings, mask: np.ndarray) -> float:
     trainer = Trainer(models.build(network), data, FixedScheme(mask), settings)
     PEAK_RESET.write_text("5", encoding="ascii")
     trainer.run()
-    return (peak_memory_mb() or 0.0) - (trainer.training.memory.start_mb or 0.0)
+    return peak_memory_mb() - (trainer.training.memory.start_mb or 0.0)
 
 
 if __name__ == "__main__":
