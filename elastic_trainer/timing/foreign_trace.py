@@ -24,7 +24,7 @@ from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, match_op, matched_operations, strip_layout
+from elastic_trainer.timing.trace import OperationTrace, general_type, match_op, matched_operations, strip_layout
 
 if TYPE_CHECKING:
     import keras
@@ -154,12 +154,11 @@ def _base(last: str) -> str:
 
 def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
     """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
-    last = path[-1]
-    kind = general_type(kind)
+    last, general = path[-1], general_type(kind)
     if name != strip_layout(name):  # a transpose added for the operation it is named after
         keys: list[tuple[str, ...]] = [(_base(last),)]
-    elif kind in FUSED:
-        keys = [(FUSED[kind].lower(),)]
+    elif general != kind:  # its name may be that of the last of several
+        keys = [(general.lower(),), (_base(last),)]
     else:
         keys = [(last, kind), (_base(last),), (kind.lower(),)]
     scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]

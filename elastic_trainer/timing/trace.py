@@ -29,23 +29,15 @@ if TYPE_CHECKING:
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
 _CALLS = {*BRANCHES, "Case"}  # left out: their time is that of their inner operations
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
-# Operations into which the graph optimizer fuses several have the name of the last of them, but take the time of the
-# first: a convolution is fused with bias, residual and activation.
-FUSED = {
-    "_FusedConv2D": "Conv2D",
-    "_FusedConv3D": "Conv3D",
-    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
-    "_FusedMatMul": "MatMul",
-    "_FusedBatchMatMulV2": "BatchMatMulV2",
-    "_FusedBatchNormEx": "FusedBatchNormV3",
-    "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
-}
 MAX_TRACE_MB = 500  # of a file; in memory it takes several times as much
 
 
 def general_type(kind: str) -> str:
-    """The type of an operation for which a CPU has its own kernel `_Mkl…`, as on other devices."""
-    return re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)
+    """The type in the traced graph of an operation with a kernel `_Mkl…` of a CPU; of a fused one, that of its first.
+
+    The graph optimizer names a convolution that it fuses with bias, residual and activation after the last of them.
+    """
+    return re.sub(r"^_(Mkl|Native|Fused)+", "", kind)
 
 
 def strip_layout(name: str) -> str:
@@ -205,9 +197,9 @@ def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]
 
 def _first_fused(last: tf.Operation, kind: str, trace: OperationTrace) -> str:
     """The name of the first operation that one of type `kind` stands for: `last`, unless several were fused into it."""
-    if last.type in _CALLS:  # it stands for all that runs within it
+    first_type, nearest_first = general_type(kind), [last]
+    if first_type == kind or last.type in _CALLS:  # such a one stands for all that runs within it
         return last.name
-    first_type, nearest_first = FUSED.get(general_type(kind), last.type), [last]
     for op in nearest_first:
         if op.type == first_type:
             return op.name
