@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
-# Layers in front of the backbone, augmentation and preprocessing, have names of the user's choice.
-_INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
 _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
 # Scope of the layer, forward or gradient, kind (see `_kinds`) -> names of operations.
 _Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
@@ -167,9 +165,8 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
         directions.append(GRADIENTS)
     for scope in [*scopes, ""]:
         for direction in directions:
-            # Outside all layers only the same kind matches, except for what is done to the images.
-            wide = [()] if scope or (direction == "forward" and _INPUT_LAYERS.match(path[0])) else []
-            for key in [*keys, *wide]:
+            # Outside all layers only the same kind matches.
+            for key in [*keys, ()] if scope else keys:
                 if (found := candidates.get((scope, direction, key))) is not None:
                     return found
     return []
