@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
 _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
-# Scope of the layer, forward or gradient, kind (see `_kinds`) -> names of operations.
-_Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
+# Scope of the layer, forward or gradient, kind ("last name:Type", "last name", "type", or "" for any) -> operations.
+_Candidates = dict[tuple[str, str, str], list[str]]
 
 
 def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model) -> tuple[dict[str, float], float]:
@@ -133,16 +133,9 @@ def _candidates(step: TrainStep, model_name: str, layers: dict[str, bool], scope
         if not scope and any(layers.get(part, False) for part in path):
             continue  # layers with weights have the same name in both; pooling and the loss may not
         direction = GRADIENTS if op.name in backward else "forward"
-        for kind in _kinds(path[-1], op.type):
+        for kind in {f"{path[-1]}:{op.type}", _base(path[-1]), op.type.lower(), ""}:
             found[scope, direction, kind].append(op.name)
     return found
-
-
-def _kinds(last: str, kind: str) -> Iterator[tuple[str, ...]]:
-    """Keys of an operation within its layer and direction, narrow to wide."""
-    yield last, kind
-    yield from {(_base(last),), (kind.lower(),)}
-    yield ()
 
 
 def _base(last: str) -> str:
@@ -154,11 +147,11 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
     """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
     last, general = path[-1], general_type(kind)
     if name != strip_layout(name):  # a transpose added for the operation it is named after
-        keys: list[tuple[str, ...]] = [(_base(last),)]
+        keys = [_base(last)]
     elif general != kind:  # its name may be that of the last of several
-        keys = [(general.lower(),), (_base(last),)]
+        keys = [general.lower(), _base(last)]
     else:
-        keys = [(last, kind), (_base(last),), (kind.lower(),)]
+        keys = [f"{last}:{kind}", _base(last), kind.lower()]
     scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]
     directions = [GRADIENTS] if name.startswith(f"{GRADIENTS}/") else ["forward"]
     if "/" not in name:  # sums of several gradients, `AddN`, stand outside all scopes
@@ -166,7 +159,7 @@ def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> lis
     for scope in [*scopes, ""]:
         for direction in directions:
             # Outside all layers only the same kind matches.
-            for key in [*keys, ()] if scope else keys:
+            for key in [*keys, ""] if scope else keys:
                 if (found := candidates.get((scope, direction, key))) is not None:
                     return found
     return []
