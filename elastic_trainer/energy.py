@@ -176,13 +176,15 @@ def integrate_power(times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequen
 
     Raises `ValueError` if the readings do not cover the spans.
     """
-    starts, ends = np.array(spans, float).T
-    if not times.size or starts.min() < times[0] or ends.max() > times[-1]:
-        raise ValueError("does not cover all of training; give the record made during this run")
-    is_in_training = (times[1:] > starts[:, None]) & (times[:-1] < ends[:, None])
-    if (is_in_training.any(0) & (np.diff(times) > MAX_GAP_SECONDS)).any():
-        raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
-    every = np.unique(np.concatenate([times, starts, ends]))
-    power = np.interp(every, times, watts)
-    energy = np.concatenate([[0], np.cumsum((power[1:] + power[:-1]) / 2 * np.diff(every))])
-    return float((np.interp(ends, every, energy) - np.interp(starts, every, energy)).sum())
+    joules = 0.0
+    for start, end in spans:
+        first, last = np.searchsorted(times, start, "right") - 1, np.searchsorted(times, end)
+        if first < 0 or last == len(times):
+            raise ValueError("does not cover all of training; give the record made during this run")
+        readings = times[first : last + 1]
+        if np.diff(readings).max(initial=0.0) > MAX_GAP_SECONDS:
+            raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
+        at = np.clip(readings, start, end)
+        power = np.interp(at, times, watts)
+        joules += float(np.diff(at) @ (power[1:] + power[:-1])) / 2
+    return joules
