@@ -47,12 +47,6 @@ def table_folder(network: Settings, from_trace: Path | None = None) -> Path:
     return network.logdir / "profiles" / (name + board)
 
 
-def has_table(network: Settings) -> bool:
-    """Whether there is a timing table of this machine and its versions for a network; its graph is not looked at."""
-    path = table_folder(network) / TABLE_RECORD
-    return path.is_file() and other_setup(read_record(path)) is None
-
-
 def save_table(table: TimingTable, network: Settings, folder: Path) -> None:
     """Write profile.json and table.csv into `folder`."""
     arrays = {name: getattr(table, name).tolist() for name in _ARRAYS}
