@@ -54,7 +54,7 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
     candidates = _candidates(step, model.name, layers, scopes)
     times: dict[str, float] = defaultdict(float)
-    unmatched_ms = trace.unnamed_ms
+    unmatched_ms = 0.0
     for name, time_ms in trace.op_ms.items():
         found = [matched[name]] if name in matched else _find(name, trace.types[name], theirs[name], candidates)
         if not found:

@@ -69,25 +69,23 @@ class OperationTrace:
     Attributes:
         op_ms: by the operation's name in the executed graph.
         types: its type in the executed graph, by the same name.
-        unnamed_ms: kernels of a GPU that belong to no operation (cuDNN clearing its buffers, say).
         iterations: complete iterations that the times are taken from.
         planes: names of the planes that were read.
     """
 
     op_ms: dict[str, float]
     types: dict[str, str]
-    unnamed_ms: float
     iterations: int
     planes: tuple[str, ...]
 
     @property
     def total_ms(self) -> float:
         """All operation time of one iteration."""
-        return sum(self.op_ms.values()) + self.unnamed_ms
+        return sum(self.op_ms.values())
 
 
 class _Event(NamedTuple):
-    """One execution of an operation; name and type are "" for a nameless kernel."""
+    """One execution of an operation, or of one of its kernels."""
 
     name: str
     type: str
@@ -120,7 +118,7 @@ def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
     for prefix, read in (("/device:GPU", _kernels), ("/host:CPU", _host_operations)):
         planes = [plane for plane in space.planes if plane.name.startswith(prefix)]
         events = [event for plane in planes for event in read(plane)]
-        if any(event.name for event in events):
+        if events:
             return _per_iteration(events, steps, path, tuple(plane.name for plane in planes))
     raise UserError(f"{path}: holds no operations; record it with tf.profiler while a step runs")
 
@@ -152,8 +150,8 @@ def _kernels(plane: Any) -> Iterator[_Event]:
                     op = stat.str_value or stat_names.get(stat.ref_value, "")
                 elif kind == "group_id":
                     step = stat.int64_value or stat.uint64_value
-            name, _, kind = op.partition(":") if _OP_EVENT.fullmatch(op) else ("", "", "")
-            yield _Event(name, kind, step, event.duration_ps / 1e9)
+            if (match := _OP_EVENT.fullmatch(op)) is not None:  # others clear cuDNN's buffers, say, in no time
+                yield _Event(match[1], match[2], step, event.duration_ps / 1e9)
 
 
 def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
@@ -162,11 +160,9 @@ def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: 
     for number, event in enumerate(events):
         executions[event.name][(number,) if event.step is None else event.step] += event.ms
     durations = {name: [*each.values()] for name, each in executions.items()}
-    nameless_ms = sum(durations.pop("", []))
     iterations = _count_iterations([*map(len, durations.values())], path) if steps is None else steps
     op_ms = {name: _once(each, iterations, is_cut=steps is None) for name, each in durations.items()}
-    types = {event.name: event.type for event in events if event.name}
-    return OperationTrace(op_ms, types, nameless_ms / iterations, iterations, planes)
+    return OperationTrace(op_ms, {event.name: event.type for event in events}, iterations, planes)
 
 
 def _count_iterations(counts: list[int], path: Path) -> int:
