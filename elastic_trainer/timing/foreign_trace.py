@@ -7,8 +7,8 @@ the forward pass or to the gradients, and its kind. An operation of the trace is
     its exact name (for a trace of this same code)
     else, from its layer upwards: its last name and type, its last name or type, any operation of the layer
 
-and its time is divided among the operations found, in proportion to their FLOPs. Time that matches no operation is
-counted and reported, never dropped.
+and its time is divided among the operations found, in proportion to their FLOPs. The time of those that match none is
+counted and reported.
 """
 
 from __future__ import annotations

@@ -150,18 +150,23 @@ def _kernels(plane: Any) -> Iterator[_Event]:
                     op = stat.str_value or stat_names.get(stat.ref_value, "")
                 elif kind == "group_id":
                     step = stat.int64_value or stat.uint64_value
-            if (match := _OP_EVENT.fullmatch(op)) is not None:  # others clear cuDNN's buffers, say, in no time
+            if (match := _OP_EVENT.fullmatch(op)) is not None:  # others, as of cuDNN, take hardly any time
                 yield _Event(match[1], match[2], step, event.duration_ps / 1e9)
 
 
 def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
-    """Kernels of an operation in one step, if the trace says which, are one execution of it."""
+    """The median execution of each operation, times how often an iteration runs it.
+
+    Kernels of an operation in one step, if the trace says which, are one execution of it. The median is robust to
+    disturbed iterations, and to the first, in which cuDNN tries out algorithms.
+    """
     executions: dict[str, dict[object, float]] = defaultdict(lambda: defaultdict(float))
     for number, event in enumerate(events):
         executions[event.name][(number,) if event.step is None else event.step] += event.ms
-    durations = {name: [*each.values()] for name, each in executions.items()}
-    iterations = _count_iterations([*map(len, durations.values())], path) if steps is None else steps
-    op_ms = {name: _once(each, iterations, is_cut=steps is None) for name, each in durations.items()}
+    iterations = _count_iterations([*map(len, executions.values())], path) if steps is None else steps
+    op_ms = {
+        name: statistics.median(each.values()) * max(len(each) // iterations, 1) for name, each in executions.items()
+    }
     return OperationTrace(op_ms, {event.name: event.type for event in events}, iterations, planes)
 
 
@@ -173,15 +178,6 @@ def _count_iterations(counts: list[int], path: Path) -> int:
     if 2 * fitting < len(counts):
         raise UserError(f"{path}: the number of its steps is unclear: its operations run unequally often")
     return count
-
-
-def _once(each: list[float], iterations: int, is_cut: bool) -> float:
-    """Time in one iteration of an operation that took `each` of these in all; `is_cut`: also in incomplete ones."""
-    runs = len(each) / iterations
-    if is_cut and runs > 1:
-        runs //= 1
-    # The median is robust to disturbed iterations, and to the first, in which cuDNN tries out algorithms.
-    return (statistics.median(each) if runs == 1 else statistics.fmean(each)) * runs
 
 
 def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]:
