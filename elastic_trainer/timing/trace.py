@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from elastic_trainer.networks.graphs import BRANCHES
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import reading
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -106,21 +107,20 @@ def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
-    try:
+    with reading(path):
         megabytes = path.stat().st_size / 1e6
         if megabytes > MAX_TRACE_MB:
-            raise UserError(f"{path}: has {megabytes:,.0f} MB, and the limit is {MAX_TRACE_MB} MB; trace fewer steps")
-        space.ParseFromString(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DecodeError as error:
-        raise UserError(f"{path}: not an XSpace; give a *.xplane.pb that tf.profiler wrote") from error
-    for prefix, read in (("/device:GPU", _kernels), ("/host:CPU", _host_operations)):
-        planes = [plane for plane in space.planes if plane.name.startswith(prefix)]
-        events = [event for plane in planes for event in read(plane)]
-        if events:
-            return _per_iteration(events, steps, path, tuple(plane.name for plane in planes))
-    raise UserError(f"{path}: holds no operations; record it with tf.profiler while a step runs")
+            raise ValueError(f"has {megabytes:,.0f} MB, and the limit is {MAX_TRACE_MB} MB; trace fewer steps")
+        try:
+            space.ParseFromString(path.read_bytes())
+        except DecodeError as error:
+            raise ValueError("not an XSpace; give a *.xplane.pb that tf.profiler wrote") from error
+        for prefix, events_of in (("/device:GPU", _kernels), ("/host:CPU", _host_operations)):
+            planes = [plane for plane in space.planes if plane.name.startswith(prefix)]
+            events = [event for plane in planes for event in events_of(plane)]
+            if events:
+                return _per_iteration(events, steps, tuple(plane.name for plane in planes))
+        raise ValueError("holds no operations; record it with tf.profiler while a step runs")
 
 
 def is_operation(event_name: str) -> bool:
@@ -154,7 +154,7 @@ def _kernels(plane: Any) -> Iterator[_Event]:
                 yield _Event(match[1], match[2], step, event.duration_ps / 1e9)
 
 
-def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
+def _per_iteration(events: list[_Event], steps: int | None, planes: tuple[str, ...]) -> OperationTrace:
     """The median execution of each operation, times how often an iteration runs it.
 
     Kernels of an operation in one step, if the trace says which, are one execution of it. The median is robust to
@@ -163,20 +163,20 @@ def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: 
     executions: dict[str, dict[object, float]] = defaultdict(lambda: defaultdict(float))
     for number, event in enumerate(events):
         executions[event.name][(number,) if event.step is None else event.step] += event.ms
-    iterations = _count_iterations([*map(len, executions.values())], path) if steps is None else steps
+    iterations = _count_iterations([*map(len, executions.values())]) if steps is None else steps
     op_ms = {
         name: statistics.median(each.values()) * max(len(each) // iterations, 1) for name, each in executions.items()
     }
     return OperationTrace(op_ms, {event.name: event.type for event in events}, iterations, planes)
 
 
-def _count_iterations(counts: list[int], path: Path) -> int:
+def _count_iterations(counts: list[int]) -> int:
     """The number of complete iterations in a trace, from how often each operation occurs: nearly all run in each."""
     count = sorted(counts)[len(counts) // 10]
     # Some run several times in each. If a trace starts or ends inside an iteration, others run once more or less.
     fitting = sum(each % count == 0 or abs(each - count) == 1 for each in counts)
     if 2 * fitting < len(counts):
-        raise UserError(f"{path}: the number of its steps is unclear: its operations run unequally often")
+        raise ValueError("the number of its steps is unclear: its operations run unequally often")
     return count
 
 
