@@ -149,28 +149,25 @@ def measure(
 ) -> tuple[list[MeasuredStep], dict[str, float]]:
     """Measure steps of a few selections, from inputs and from cached features, for `seconds`, at least five rounds.
 
-    `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, those from
-    features last, and the other measured fields of the `TimingTable`.
+    `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, and the other
+    measured fields of the `TimingTable`.
     """
     from elastic_trainer.engine.step import AllGradients, forward_pass
 
     task, _, batch = training
-    masks = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
-    runs = [*compile_steps(training, masks[:-1]), run_full]
-    from_features = [*map(compile_from_features, runs)] if len(runs) > 1 else []
-    cached = [(index, run) for index, run in enumerate(from_features) if run is not None]
+    *some, everything = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
+    masks, runs = [everything, *some], [run_full, *compile_steps(training, some)]
+    rows = [(k, False, run) for k, run in enumerate(runs)]
+    rows += [(k, True, cached) for k, run in enumerate(runs) if (cached := compile_from_features(run)) is not None]
     forward = partial(forward_pass(task, len(batch)), *run_full.args)
     gradient_pass = partial(AllGradients(task, len(batch)).run, batch)
     # The gradient pass is next to the full step, so that both see the same disturbances.
-    times = measure_steps([forward, *runs, gradient_pass, *(run for _, run in cached)], seconds).T
-    end = 1 + len(runs)
-    (forward_ms, *steps_ms), pass_ms, cached_ms = times[:end], times[end], times[end + 1 :]
-    steps = [MeasuredStep(k, mask, False, ms) for k, (mask, ms) in enumerate(zip(masks, steps_ms, strict=True))]
-    steps += [MeasuredStep(k, masks[k], True, ms) for (k, _), ms in zip(cached, cached_ms, strict=True)]
-    full_ms = float(np.median(steps_ms[-1]))
+    forward_ms, pass_ms, *steps_ms = measure_steps([forward, gradient_pass, *(run for *_, run in rows)], seconds).T
+    steps = [MeasuredStep(k, masks[k], is_cached, ms) for (k, is_cached, _), ms in zip(rows, steps_ms, strict=True)]
+    full_ms = float(np.median(steps_ms[0]))
     wall_ms = {
         "forward_ms": float(np.median(forward_ms)),
         "full_step_ms": full_ms,
-        "gradient_pass_ms": float(np.median(pass_ms / steps_ms[-1])) * full_ms,
+        "gradient_pass_ms": float(np.median(pass_ms / steps_ms[0])) * full_ms,
     }
     return steps, wall_ms
