@@ -157,7 +157,6 @@ def table_of_trace(training: Training, trace: OperationTrace, file_name: str) ->
     if not has_folded_batch_norm(trace, full):
         full = TrainStep(task, optimizer, len(batch), fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
-    attribution = attribute(full, task.model.trainable_variables)
     details = {
         "timing": "trace",
         "trace": file_name,
@@ -165,4 +164,4 @@ def table_of_trace(training: Training, trace: OperationTrace, file_name: str) ->
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
     }
-    return added_up(task, full, attribution, op_ms, details, unmatched_ms)
+    return added_up(task, full, op_ms, details, unmatched_ms)

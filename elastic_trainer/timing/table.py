@@ -15,7 +15,7 @@ import numpy as np
 
 from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.attribution import Attribution, OperationTimes
+from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ class TimingTable:
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""
-        in_order = [shapes[k] for k in self.positions if k < len(shapes)]
-        if len(shapes) != len(self.shapes) or [*map(tuple, self.shapes)] != in_order:
+        if len(shapes) != len(self.shapes) or self.shapes != [shapes[k] for k in self.positions]:
             raise UserError("the timing table is of another network; measure it again, as with elastic_trainer.profile")
 
     def with_kernels(self, mask: np.ndarray) -> np.ndarray:
@@ -148,12 +147,12 @@ class TimingTable:
 def added_up(
     task: Task,
     full: TrainStep,
-    attribution: Attribution,
     op_ms: Mapping[str, float],
     details: dict[str, Any],
     rest_ms: float = 0.0,
 ) -> TimingTable:
-    """The timing table by which a step takes the sum of its operations' times, by name, and `rest_ms`."""
+    """The timing table by which `full`, which trains everything, takes the times of its operations and `rest_ms`."""
+    attribution = attribute(full, task.model.trainable_variables)
     times = attribution.times(op_ms)
     forward_ms = times.forward_ms + times.other_ms + rest_ms
     full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())

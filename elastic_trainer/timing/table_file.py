@@ -53,7 +53,6 @@ def save_table(table: TimingTable, network: Settings, folder: Path) -> None:
     record = {
         **table_settings(network),
         **{name: getattr(table, name) for name in TIMES},
-        "backward_ms": table.full_step_ms - table.forward_ms,
         "fit": asdict(table.fit),
         "tensors": {"names": table.names, "shapes": table.shapes, **arrays},
         "memory": None if table.memory is None else table.memory.to_record(),
