@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.flops import count_bytes, count_flops
 from elastic_trainer.timing.table import TimingTable, added_up
 
@@ -41,9 +40,8 @@ def estimated_table(
     if not any(costs.values()):
         costs = dict.fromkeys(costs, 1.0)
     scale = 1 / NOMINAL_FLOPS if full_ms is None else full_ms / sum(costs.values())
-    details = {"timing": "flops", "is_estimate": full_ms is None, "traced_steps": 0, "environment": environment()}
     op_ms = {name: scale * cost for name, cost in costs.items()}
-    table = added_up(task, full, op_ms, details)
+    table = added_up(task, full, op_ms, {"is_estimate": full_ms is None})
     copying_ms = 2e6 * FLOPS_OF_BYTE * scale  # of a MB of features, which is read and written
     return replace(table, fit=replace(table.fit, copying_factor=copying_ms))
 

@@ -108,7 +108,6 @@ def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SE
     )
     fit = replace(fit, copying_factor=copying_ms())
     details = {
-        "timing": "trace",
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
         "measured_steps": [
@@ -158,7 +157,6 @@ def table_of_trace(training: Training, trace: OperationTrace, file_name: str) ->
         full = TrainStep(task, optimizer, len(batch), fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
     details = {
-        "timing": "trace",
         "trace": file_name,
         "planes": list(trace.planes),
         "traced_steps": trace.iterations,

@@ -145,11 +145,7 @@ class TimingTable:
 
 
 def added_up(
-    task: Task,
-    full: TrainStep,
-    op_ms: Mapping[str, float],
-    details: dict[str, Any],
-    rest_ms: float = 0.0,
+    task: Task, full: TrainStep, op_ms: Mapping[str, float], details: dict[str, Any], rest_ms: float = 0.0
 ) -> TimingTable:
     """The timing table by which `full`, which trains everything, takes the times of its operations and `rest_ms`."""
     attribution = attribute(full, task.model.trainable_variables)
