@@ -75,7 +75,7 @@ def draw_table(table: TimingTable, settings: Settings, stem: Path) -> None:
 
 def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
-    yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
+    yield f"full step {full:.1f} ms"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
     beside = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
     yield f"operation times in ms{beside}: {sums}"

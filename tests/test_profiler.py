@@ -27,8 +27,7 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
         np.testing.assert_array_equal(old, variable.numpy())
     assert sorted(table.positions) == list(range(len(before)))
     assert table.details["unmatched_time_percent"] < 2
-    assert 0 < table.forward_ms < table.full_step_ms
-    assert table.forward_ms < table.gradient_pass_ms < 1.2 * table.full_step_ms
+    assert 0 < table.gradient_pass_ms < 1.2 * table.full_step_ms
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
     assert table.fit.t_fw_factor > 0
     cached = [step["trained_tensors"] for step in table.details["measured_steps"] if step["from_features"]]

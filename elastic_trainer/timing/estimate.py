@@ -62,6 +62,6 @@ def sharpened(table: TimingTable, mask: np.ndarray, step_ms: float) -> TimingTab
         table,
         t_dw_ms=table.t_dw_ms * np.where(selected, inside, outside),
         t_dy_ms=table.t_dy_ms * np.where(is_passed, inside, outside),
-        **{name: inside * getattr(table, name) for name in ("t_fw_ms", "preprocessing_ms", "forward_ms")},
+        **{name: inside * getattr(table, name) for name in ("t_fw_ms", "preprocessing_ms")},
         fit=replace(table.fit, constant_ms=inside * table.fit.constant_ms),
     )

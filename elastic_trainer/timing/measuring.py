@@ -152,21 +152,19 @@ def measure(
     `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, and the other
     measured fields of the `TimingTable`.
     """
-    from elastic_trainer.engine.step import AllGradients, forward_pass
+    from elastic_trainer.engine.step import AllGradients
 
     task, _, batch = training
     *some, everything = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
     masks, runs = [everything, *some], [run_full, *compile_steps(training, some)]
     rows = [(k, False, run) for k, run in enumerate(runs)]
     rows += [(k, True, cached) for k, run in enumerate(runs) if (cached := compile_from_features(run)) is not None]
-    forward = partial(forward_pass(task, len(batch)), *run_full.args)
     gradient_pass = partial(AllGradients(task, len(batch)).run, batch)
     # The gradient pass is next to the full step, so that both see the same disturbances.
-    forward_ms, pass_ms, *steps_ms = measure_steps([forward, gradient_pass, *(run for *_, run in rows)], seconds).T
+    pass_ms, *steps_ms = measure_steps([gradient_pass, *(run for *_, run in rows)], seconds).T
     steps = [MeasuredStep(k, masks[k], is_cached, ms) for (k, is_cached, _), ms in zip(rows, steps_ms, strict=True)]
     full_ms = float(np.median(steps_ms[0]))
     wall_ms = {
-        "forward_ms": float(np.median(forward_ms)),
         "full_step_ms": full_ms,
         "gradient_pass_ms": float(np.median(pass_ms / steps_ms[0])) * full_ms,
     }

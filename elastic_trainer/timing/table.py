@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
     from elastic_trainer.engine.task import Task
 
-TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
+TIMES = ("preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
 
 class StepPrediction(NamedTuple):
@@ -43,7 +43,7 @@ class TimingTable:
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms, t_fw_ms, preprocessing_ms: times of operations, each with `fit.untraced_ms`, and kernels,
             features_mb: see `timing.attribution`.
-        forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
+        full_step_ms, gradient_pass_ms: measured wall times; the latter of all gradients without an update.
         fit: from operation times to wall time.
         memory: what steps take in memory, by depth; None: unknown.
         details: further measurements, kept in profile.json.
@@ -58,7 +58,6 @@ class TimingTable:
     kernels: np.ndarray
     features_mb: np.ndarray
     preprocessing_ms: float
-    forward_ms: float
     full_step_ms: float
     gradient_pass_ms: float
     fit: Fit
@@ -154,8 +153,7 @@ def added_up(
     full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
     constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    pass_ms = full_step_ms - float(times.update_ms.sum())
-    wall_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms, "gradient_pass_ms": pass_ms}
+    wall_ms = {"full_step_ms": full_step_ms, "gradient_pass_ms": full_step_ms - float(times.update_ms.sum())}
     return timing_table(task, full, attribution, times, fit, wall_ms, details)
 
 
