@@ -61,13 +61,7 @@ def save_table(table: TimingTable, network: Settings, folder: Path) -> None:
     write_record(folder / TABLE_RECORD, record)
     shapes = ["x".join(map(str, shape)) for shape in table.shapes]
     kernels = ["" if kernel < 0 else table.names[kernel] for kernel in table.kernels]
-    columns: dict[str, Any] = {
-        "name": table.names,
-        "shape": shapes,
-        "order": range(len(shapes)),
-        **arrays,
-        "kernels": kernels,
-    }
+    columns = {"name": table.names, "shape": shapes, **arrays, "kernels": kernels}
     write_csv(folder / "table.csv", [*columns], zip(*columns.values(), strict=True))
 
 

@@ -55,7 +55,7 @@ def test_saved_table_loads_unchanged(saved):
     folder = table_folder(network)
     assert folder.name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (folder / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernels,features_mb"
+    assert header == "name,shape,t_dw_ms,t_dy_ms,t_fw_ms,kernels,features_mb"
     loaded = load(network, model)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
