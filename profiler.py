@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     import keras
     import numpy as np
 
+UNRELIABLE_PERCENT = 15  # median error of predictions
+
 
 def profile(model: keras.Model, settings: Settings, folder: Path, seconds: float = MEASURING_SECONDS) -> TimingTable:
     """The timing table of an image classifier, measured on a batch of noise. Its weights do not change.
@@ -73,7 +75,7 @@ def draw_table(table: TimingTable, settings: Settings, stem: Path) -> None:
 
 def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
     full, details, fit = table.full_step_ms, table.details, table.fit
-    yield f"full step {full:.1f} ms = forward {table.forward_ms:.1f} + backward {full - table.forward_ms:.1f}"
+    yield f"full step {full:.1f} ms"
     sums = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in details["operation_ms"].items())
     beside = f" (each with {1e3 * fit.untraced_ms:.1f} µs beside its trace)" if fit.untraced_ms else ""
     yield f"operation times in ms{beside}: {sums}"
@@ -84,11 +86,10 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
         yield (
             f"predicted against measured step, each of {fit.selections} selections left out of its fit in turn, "
             f"{fit.rounds} rounds: median error {fit.median_error_percent:.1f} %, 95th percentile "
-            f"{fit.p95_error_percent:.1f} % (spread of the measurements themselves "
-            f"{details['measurement_spread_percent']:.1f} %)"
+            f"{fit.p95_error_percent:.1f} %"
         )
-    if table.doubt is not None:
-        yield f"warning: {table.warning('was the device busy? Profile again')}"
+        if fit.median_error_percent > UNRELIABLE_PERCENT:
+            yield "warning: the timing table is unreliable: was the device busy? Profile again"
     if not details["operation_ms"]["updates"]:
         yield "the trace contains no update of the weights: its time is missing from the table"
     for name in details["tensors_without_gradient"]:

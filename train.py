@@ -92,8 +92,7 @@ def train(
             bar.close()
     assert results is not None, "it ran to its end"
     results |= meter.report(results["energy_joules"])
-    doubt = None if table is None else table.doubt
-    return run.finish({**results, **_test_results(trainer, model, run, test()), "table_doubt": doubt})
+    return run.finish({**results, **_test_results(trainer, model, run, test())})
 
 
 def _test_results(trainer: Trainer, given: keras.Model, run: RunLog, images: ImageData | None) -> dict[str, Any]:

@@ -73,7 +73,6 @@ def make_table(model, t_dy_ms=1.0, t_dw_ms=1.0, constant_ms=2.0, t_fw_ms=0.0):
         kernels=np.full(count, -1),
         features_mb=np.zeros(count),
         preprocessing_ms=0.0,
-        forward_ms=constant_ms + count * t_fw_ms,
         full_step_ms=constant_ms + count * (t_dy_ms + t_dw_ms + t_fw_ms),
         gradient_pass_ms=constant_ms + count * (t_dy_ms + t_fw_ms) + 0.123,  # differs from the time of every selection
         fit=Fit(constant_ms, 1.0, 1.0, 1.0, 0.0, 0.0, 1, 1),

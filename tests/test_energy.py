@@ -179,6 +179,7 @@ def test_power_is_integrated_only_over_training():
 @pytest.mark.parametrize(
     ("times", "why"),
     [
+        ([], "does not cover"),
         ([6, 10, 40], "does not cover"),
         ([0, 10, 24], "does not cover"),
         ([0, 12, 100, 200], "no reading for more than 60 s"),
@@ -216,10 +217,8 @@ def test_power_record_times_are_seconds_or_dates_in_any_order(tmp_path):
     [
         ("time,watts\n1,2\nyesterday,3\n", "line 3 must contain a time"),
         ("time,watts\n1\n", "line 2 must contain a time"),
-        ("time,watts\n1,2\n", "needs at least two readings"),
-        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts from 0 to 1,000,000"),
+        ("time,watts\n1,2\n2,nan\n", r"line 3 must contain a time .* and watts"),
         ("time,watts\n1,2\n2,-1\n", "line 3 must contain a time"),
-        ("time,watts\n1,2\n2,1e300\n", "line 3 must contain a time"),
         ("time,watts\nnan,2\n2,1\n", "line 2 must contain a time"),
         (None, "cannot be read"),
     ],
@@ -230,10 +229,3 @@ def test_unreadable_power_record_is_refused(tmp_path, text, why):
         path.write_text(text)
     with pytest.raises(UserError, match=rf".*power.csv: {why}"):
         add_power(made_up_run(tmp_path / "run"), path)
-
-
-def test_a_record_of_a_run_during_which_the_clock_was_set_is_refused(tmp_path):
-    folder = made_up_run(tmp_path / "run")
-    update_summary(folder, training_spans=SPANS, clock_shift=-1.5)
-    with pytest.raises(UserError, match=r"power.csv: .*clock was set by -1.5 s during the run"):
-        add_power(folder, write_power(tmp_path / "power.csv", [(4, 5.0), (30, 5.0)]))

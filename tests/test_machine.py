@@ -1,4 +1,4 @@
-"""Available memory, peak memory of GPUs, stolen processor time and the commit, as a machine reports them."""
+"""Available memory, peak memory of GPUs, and the commit, as a machine reports them."""
 
 import json
 import os
@@ -12,12 +12,7 @@ from command_line import ROOT
 
 import elastic_trainer
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import (
-    _commit,
-    available_memory_mb,
-    gpu_peak_memory_mb,
-    stolen_seconds,
-)
+from elastic_trainer.system.machine import _commit, available_memory_mb, gpu_peak_memory_mb
 
 
 def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
@@ -117,16 +112,6 @@ def test_available_memory_is_none_if_the_system_does_not_report_it(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
     assert available_memory_mb(tmp_path) is None
-
-
-def test_stolen_seconds_are_read_from_proc_stat(tmp_path):
-    assert stolen_seconds(tmp_path) == 0
-    (tmp_path / "proc").mkdir()
-    ticks = os.sysconf("SC_CLK_TCK")
-    (tmp_path / "proc" / "stat").write_text(f"cpu  11 12 13 14 15 16 17 {3 * ticks} 19 20\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
-    assert stolen_seconds(tmp_path) == 3
-    (tmp_path / "proc" / "stat").write_text("cpu  11 12 13 14\n")
-    assert stolen_seconds(tmp_path) == 0
 
 
 def test_an_installed_package_does_not_report_the_commit_of_the_project_around_it(tmp_path):

@@ -27,8 +27,7 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
         np.testing.assert_array_equal(old, variable.numpy())
     assert sorted(table.positions) == list(range(len(before)))
     assert table.details["unmatched_time_percent"] < 2
-    assert 0 < table.forward_ms < table.full_step_ms
-    assert table.forward_ms < table.gradient_pass_ms < 1.2 * table.full_step_ms
+    assert 0 < table.gradient_pass_ms < 1.2 * table.full_step_ms
     assert table.t_dw_ms.sum() > 0 and table.t_dy_ms.sum() > 0 and table.t_fw_ms.sum() > 0
     assert table.fit.t_fw_factor > 0
     cached = [step["trained_tensors"] for step in table.details["measured_steps"] if step["from_features"]]
@@ -37,6 +36,8 @@ def test_profile_gives_a_complete_table_and_keeps_the_weights(tmp_path, small_mo
         "from cached features, once made: 0." in line for line in profiler._report(table, head_mask(small_model))
     )
     assert table.predict_ms(np.ones(len(before), bool)) > table.predict_ms(head_mask(small_model))
+    doubtful = replace(table, fit=replace(table.fit, median_error_percent=26.0))
+    assert any("unreliable" in line for line in profiler._report(doubtful, head_mask(small_model)))
     assert list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))
     profiler.draw_table(table, replace(SETTINGS, model_name="$\\frac{$.keras"), tmp_path / "timing")
     assert (tmp_path / "timing.png").stat().st_size > 1000 and (tmp_path / "timing.pdf").is_file()

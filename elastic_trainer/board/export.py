@@ -172,17 +172,15 @@ def _write(
     folder: Path, model: keras.Model, contents: Mapping[str, bytes], scripts: Mapping[str, Path], record: dict[str, Any]
 ) -> None:
     """Write all files of the export, board.json last."""
-    with files.alone_in(folder):
-        check_folder(folder)  # another program may have exported to it in the meantime
-        for name, content in contents.items():
-            with files.atomic_path(folder / name) as temporary:
-                temporary.write_bytes(content)
-        for name, script in scripts.items():
-            with files.atomic_path(folder / name) as temporary:
-                shutil.copyfile(script, temporary)
-        with files.atomic_path(folder / START) as temporary:
-            save_model(model, temporary)
-        files.write_json(folder / RECORD, {**record, "digest": digests.record_digest(record)})
+    for name, content in contents.items():
+        with files.atomic_path(folder / name) as temporary:
+            temporary.write_bytes(content)
+    for name, script in scripts.items():
+        with files.atomic_path(folder / name) as temporary:
+            shutil.copyfile(script, temporary)
+    with files.atomic_path(folder / START) as temporary:
+        save_model(model, temporary)
+    files.write_json(folder / RECORD, {**record, "digest": digests.record_digest(record)})
 
 
 def _head_places(model: keras.Model, trained: Sequence[keras.Variable]) -> list[int] | None:

@@ -31,7 +31,7 @@ from elastic_trainer.timing.estimate import estimated_table
 from elastic_trainer.timing.measuring import full_step_ms, idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder
+from elastic_trainer.timing.table_file import load_table, other_setup, table_folder
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -66,7 +66,7 @@ def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
     settings = _choose_sizes(settings, steps)
     _check_memory(settings, steps)
-    table = _find_table(settings, steps, is_resumed) if is_elastic else None
+    table = _find_table(settings, steps) if is_elastic else None
     data = load(settings, _images_mb(settings, steps))
     if is_resumed:
         check_images(settings.folder, data.record())
@@ -168,23 +168,19 @@ def _needed(settings: Settings, steps: TracedSteps, is_least: bool = False) -> N
 # --- the timing table -------------------------------------------------------------------------------------------------
 
 
-def _find_table(settings: Settings, steps: TracedSteps, is_resumed: bool) -> TimingTable:
+def _find_table(settings: Settings, steps: TracedSteps) -> TimingTable:
     """The timing table that profiler.py measured, else one by FLOPs and bytes.
 
     Raises `UserError` if rho is too small.
     """
     part, model = part_of(settings), steps.model
     folder, remake = table_folder(part), profiler_command(part)
-    others = ", ".join(other_tables(part))
-    table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
+    table, found = None, f"no timing table in {folder}"
     if (folder / TABLE_RECORD).is_file():
         table = load_table(part, model, remake)
         why = other_setup(table.details)
         if why is not None:
             table, found = None, f"the timing table in {folder} was {why}"
-    # A run that is resumed keeps the table that it started with, and deterministic runs agree only with one table.
-    if table is not None and table.doubt is not None:
-        print(table.warning("this run keeps it" if is_resumed or settings.deterministic else f"again: {remake}"))
     if table is None:
         print(f"{found}: times follow from FLOPs, and from this run's steps; to measure them first: {remake}")
         training = idle_training(model, part)

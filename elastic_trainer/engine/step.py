@@ -171,17 +171,6 @@ def one_replica(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         object.__delattr__(inner, "_all_reduce_sum_gradients")
 
 
-def forward_pass(task: Task, batch_size: int | None) -> Any:
-    """The compiled training-mode forward pass, (inputs, targets, weights) -> loss. Every step contains it."""
-
-    def loss(*examples: Any) -> tf.Tensor:
-        with folded_batch_norm(task.model):
-            return task.run(examples, training=True)[0]
-
-    function = tf.function(loss, autograph=False).get_concrete_function(*task.signature(batch_size))
-    return lambda inputs, targets, weights=None: float(function(inputs, targets, weights))
-
-
 class AllGradients(BatchFunction):
     """Every gradient, without an update: what importance is measured from, and how fast the device is.
 

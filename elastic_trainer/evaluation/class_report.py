@@ -15,7 +15,7 @@ import numpy as np
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_mistakes, shortened
 from elastic_trainer.evaluation.predictions import Predictions, output_names, predict
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.system.files import alone_in, atomic_path, save_figure, write_csv, write_json, writing
+from elastic_trainer.system.files import atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.system.machine import environment
 
 if TYPE_CHECKING:
@@ -99,17 +99,16 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
         "macro_f1": float(np.mean([result.f1 for result in tested])),
         "classes_without_test_images": len(results) - len(tested),
     }
-    with alone_in(folder):
-        write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
-        rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
-        write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
-        save_figure(draw_confusion(counts, names), folder / "confusion")
-        with writing(folder):
-            (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
-        if predictions.worst:
-            with atomic_path(folder / "mistakes.png") as temporary:
-                draw_mistakes(predictions, names).savefig(temporary, dpi=150)
-        write_json(folder / "evaluation.json", {**record, **totals, "environment": environment()})
+    write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
+    rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
+    write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
+    save_figure(draw_confusion(counts, names), folder / "confusion")
+    with writing(folder):
+        (folder / "mistakes.png").unlink(missing_ok=True)  # of an earlier evaluation
+    if predictions.worst:
+        with atomic_path(folder / "mistakes.png") as temporary:
+            draw_mistakes(predictions, names).savefig(temporary, dpi=150)
+    write_json(folder / "evaluation.json", {**record, **totals, "environment": environment()})
     line = (
         f"accuracy {totals['accuracy']:.1%} ({count - predictions.mistakes} of {count}), loss {totals['loss']:.4f}, "
         f"mean F1 of the classes {totals['macro_f1']:.1%}"

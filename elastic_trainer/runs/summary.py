@@ -66,7 +66,6 @@ def run_results(history: History, planned_steps: int, score: Score) -> dict[str,
         **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
-        "clock_shift": history.clocks.clock_shift,
     }
 
 
@@ -127,7 +126,6 @@ def _time_line(summary: dict[str, Any], deadline: float | None) -> str:
     if summary["rho_measured"]:
         asked = f" (asked: {summary['rho']:g})" if deadline is None and summary.get("rho") else ""
         text += f"; a step took {summary['rho_measured']:.2f} of a full step{asked}"
-        text += ", by an unreliable timing table" if summary.get("table_doubt") else ""
     return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import json
 import os
 import re
@@ -29,7 +30,7 @@ def reading(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, csv.Error, RecursionError) as error:
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: {first_line(error)}") from error
 
 
@@ -42,15 +43,9 @@ def trusting(path: Path, advice: str = "delete it") -> Iterator[None]:
     with reading(path):
         try:
             yield
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            csv.Error,
-            RecursionError,
-        ) as error:
+        except (OSError, UserError):
+            raise
+        except Exception as error:
             raise ValueError(f"is damaged or of another version; {advice}") from error
 
 
@@ -114,39 +109,20 @@ def is_temporary(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool = False) -> Iterator[bool | None]:
+def locked(path: Path) -> Iterator[bool]:
     """Lock the file or folder `path` itself until the block or the process ends, however it ends.
 
-    Yields True; False if another process has locked it (with `wait`, that is waited for); None if the system cannot
-    lock it. Raises `OSError` if it does not exist or cannot be read.
+    Yields False if another process has locked it. Raises `OSError` if it does not exist or cannot be read.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield None
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor, is_ours = os.open(path, os.O_RDONLY), True
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            is_ours: bool | None = True
-        except BlockingIOError:
-            is_ours = False
-        except OSError:  # a file system without locks
-            is_ours = None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # of another kind where a file system has no locks
+            is_ours = not isinstance(error, BlockingIOError)
         yield is_ours
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Write several files that belong together: `folder` is made, and no other process is in such a block meanwhile."""
-    with contextlib.ExitStack() as lock:
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.enter_context(locked(folder, wait=True))
-        yield
 
 
 def sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""This machine: hardware and versions, memory, and processor time taken by other virtual machines.
+"""This machine: hardware and versions, memory, and TensorFlow on it.
 
 Results record the environment, because times depend on it. Importing this file does not import TensorFlow.
 """
@@ -15,9 +15,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,12 @@ from elastic_trainer.system.errors import UserError, first_line
 from elastic_trainer.system.memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
-PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
 # Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
 # memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
 # (docs/memory.md; measured with 2 cores).
 PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
-DISTURBED_SHARE = 0.02  # of the time of all processors; the kernel counts in steps of 10 ms
-
-
-def is_undisturbed(seconds: float, stolen: float) -> bool:
-    """Whether other virtual machines took at most `DISTURBED_SHARE` of the processor time: `stolen` in `seconds`."""
-    return stolen <= DISTURBED_SHARE * seconds * (os.cpu_count() or 1)
-
-
-def stolen_seconds(root: Path = Path("/")) -> float:
-    """Processor time in seconds since boot that other virtual machines took from this one; 0 if not reported."""
-    # cpu, user, nice, system, idle, iowait, irq, softirq, steal
-    fields = text_of(root / "proc" / "stat").partition("\n")[0].split()
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else 0.0
 
 
 def seconds_since_start(root: Path = Path("/")) -> float | None:
@@ -115,33 +100,6 @@ def release_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
-
-
-def can_reset_peak() -> bool:
-    """Whether the system lets `reset_peak` work (Linux)."""
-    return os.access(PEAK_RESET, os.W_OK)
-
-
-def reset_peak() -> None:
-    """Let `peak_memory_mb` count from now on."""
-    PEAK_RESET.write_text("5", encoding="ascii")
-
-
-def in_own_process(target: Callable[..., None], *arguments: Any) -> Any:
-    """What `target`, called with a connection and `arguments` in a new process, sends through that connection.
-
-    Raises `EOFError` if it ends before, as where memory is used up, and `OSError` if there is none to start one.
-    """
-    spawn = get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=target, args=(sender, *arguments), daemon=True)
-    process.start()
-    sender.close()  # the process has it
-    with receiver:
-        try:
-            return receiver.recv()
-        finally:
-            process.join()
 
 
 def has_gpu() -> bool:
@@ -243,16 +201,15 @@ def _check_home() -> None:
 
 
 @contextlib.contextmanager
-def silenced(descriptor: int = 2) -> Iterator[None]:
-    """Discard what this block and C++ libraries in it write to a file descriptor; exceptions pass as usual."""
-    stream = sys.stdout if descriptor == 1 else sys.stderr
-    stream.flush()
-    saved = os.dup(descriptor)
+def silenced() -> Iterator[None]:
+    """Discard what this block and C++ libraries in it write to standard error; exceptions pass as usual."""
+    sys.stderr.flush()
+    saved = os.dup(2)
     try:
         with Path(os.devnull).open("wb") as null:
-            os.dup2(null.fileno(), descriptor)
+            os.dup2(null.fileno(), 2)
         yield
     finally:
-        stream.flush()
-        os.dup2(saved, descriptor)
+        sys.stderr.flush()
+        os.dup2(saved, 2)
         os.close(saved)

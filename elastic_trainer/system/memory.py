@@ -3,6 +3,7 @@
 A board gets a copy of this file (`board.export`), so it imports nothing but Python's own modules, from 3.6 on.
 """
 
+import resource
 import sys
 from pathlib import Path
 from typing import Dict, Iterator, Optional
@@ -16,15 +17,11 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def peak_memory_mb() -> Optional[float]:
-    """Largest resident memory of this process so far in MB, or None if the system does not report it."""
+def peak_memory_mb() -> float:
+    """Largest resident memory of this process so far in MB."""
     kilobytes = numbers_in(Path("/proc/self/status")).get("VmHWM:")
     if kilobytes is not None:  # Linux lets a program inherit the other number from the one that started it
         return kilobytes * 1024 / 1e6
-    try:
-        import resource
-    except ImportError:
-        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.flops import count_bytes, count_flops
 from elastic_trainer.timing.table import TimingTable, added_up
 
@@ -42,12 +40,10 @@ def estimated_table(
     if not any(costs.values()):
         costs = dict.fromkeys(costs, 1.0)
     scale = 1 / NOMINAL_FLOPS if full_ms is None else full_ms / sum(costs.values())
-    attribution = attribute(full, task.model.trainable_variables)
-    details = {"timing": "flops", "is_estimate": full_ms is None, "traced_steps": 0, "environment": environment()}
     op_ms = {name: scale * cost for name, cost in costs.items()}
-    table = added_up(task, full, attribution, op_ms, details)
+    table = added_up(task, full, op_ms, {"is_estimate": full_ms is None})
     copying_ms = 2e6 * FLOPS_OF_BYTE * scale  # of a MB of features, which is read and written
-    return replace(table, fit=replace(table.fit, reading_factor=copying_ms, writing_factor=copying_ms))
+    return replace(table, fit=replace(table.fit, copying_factor=copying_ms))
 
 
 def sharpened(table: TimingTable, mask: np.ndarray, step_ms: float) -> TimingTable:
@@ -66,6 +62,6 @@ def sharpened(table: TimingTable, mask: np.ndarray, step_ms: float) -> TimingTab
         table,
         t_dw_ms=table.t_dw_ms * np.where(selected, inside, outside),
         t_dy_ms=table.t_dy_ms * np.where(is_passed, inside, outside),
-        **{name: inside * getattr(table, name) for name in ("t_fw_ms", "preprocessing_ms", "forward_ms")},
+        **{name: inside * getattr(table, name) for name in ("t_fw_ms", "preprocessing_ms")},
         fit=replace(table.fit, constant_ms=inside * table.fit.constant_ms),
     )

@@ -20,7 +20,7 @@ The forward pass depends on depth alone, with and without cached features:
     misses     examples whose features must be computed, over all examples that the steps train on
 
     computed   the prefix runs in every step:   c·(R + P)
-    cached     its features are kept:           c·R + reading_factor·M + misses·(c·P + writing_factor·M)
+    cached     its features are kept:           c·R + copying_factor·M + misses·(c·P + copying_factor·M)
 
 The cheaper way is taken; at 1 miss an example, a cache is not worth it. Without M, going deeper never costs less, since
 it moves time from P to R, and misses <= 1. So the solver stays exact; where fewer MB pass at a deeper cut, it is given
@@ -47,8 +47,8 @@ class ForwardCosts(NamedTuple):
 @dataclass(frozen=True)
 class Fit:
     """Wall time in ms = constant_ms + t_dy_factor · (sum of t_dy down to the deepest) + t_dw_factor · (sum of t_dw)
-    + t_fw_factor · (R + P, or R from cached features). reading_factor and writing_factor are what a MB of features
-    takes, in ms; they are measured, not fitted. untraced_ms is part of a table's operation times.
+    + t_fw_factor · (R + P, or R from cached features). copying_factor is what reading or keeping a MB of features
+    takes, in ms; it is measured, not fitted. untraced_ms is part of a table's operation times.
 
     `constant_ms` holds what every step does; the factors are below 1 by as much as operations overlap. The names are
     keys of profile.json. Errors are relative, in per cent, each of a selection that was left out of the fit that
@@ -63,8 +63,7 @@ class Fit:
     p95_error_percent: float | None
     selections: int
     rounds: int
-    reading_factor: float = 0.0
-    writing_factor: float = 0.0
+    copying_factor: float = 0.0
     untraced_ms: float = 0.0
 
     def forward_costs(
@@ -72,9 +71,8 @@ class Fit:
     ) -> ForwardCosts:
         """What the forward pass costs in the cheaper way to each depth, from [N] of `timing.attribution`."""
         recomputed_ms, prefix_ms = (self.t_fw_factor * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
-        features_mb = np.concatenate([[0.0], features_mb])
-        cached_ms = recomputed_ms + self.reading_factor * features_mb
-        caching_ms = misses * (prefix_ms + self.writing_factor * features_mb)
+        copying_ms = self.copying_factor * np.concatenate([[0.0], features_mb])
+        cached_ms, caching_ms = recomputed_ms + copying_ms, misses * (prefix_ms + copying_ms)
         # Behind the last tensor is preprocessing alone, which is not cached by itself.
         is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + caching_ms <= recomputed_ms + prefix_ms)
         is_cached &= misses < 1

@@ -18,20 +18,17 @@ if TYPE_CHECKING:
 
 # TensorFlow's own registry (tensorflow.python.profiler.internal.flops_registry) knows Conv2D and its gradients,
 # DepthwiseConv2dNative, MatMul and BatchMatMul, in channels-last and with known shapes alone. It lacks the depthwise
-# gradients, Einsum, the fused kinds and loops, and counts a BatchMatMul whose factors are transposed over the wrong
-# axis. All contractions are therefore counted here; a test compares them with the registry where that is right.
+# gradients, Einsum and loops, and counts a BatchMatMul whose factors are transposed over the wrong axis. All
+# contractions are therefore counted here; a test compares them with the registry where that is right.
 _CONVOLUTIONS = {  # type -> inputs that hold (the filter, what it computed or that one's gradient); None: its output
-    **dict.fromkeys(("Conv2D", "Conv3D", "_FusedConv2D"), (1, None)),
-    **dict.fromkeys(("DepthwiseConv2dNative", "_FusedDepthwiseConv2dNative"), (1, None)),
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), (1, None)),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"), (1, 2)),
     **dict.fromkeys(
         ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter"), (None, 2)
     ),
 }
-_PRODUCTS = {  # type -> attribute that says whether the first factor is transposed
-    **dict.fromkeys(("MatMul", "_FusedMatMul"), "transpose_a"),
-    **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "adj_x"),
-}
+# Type -> attribute that says whether the first factor is transposed.
+_PRODUCTS = {"MatMul": "transpose_a", **dict.fromkeys(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), "adj_x")}
 # These only name, store or view the results of others.
 _FREE = {
     *("Const", "Placeholder", "Identity", "IdentityN", "NoOp", "ReadVariableOp", "VarHandleOp", "Assert", "Reshape"),

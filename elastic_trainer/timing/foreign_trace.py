@@ -7,15 +7,15 @@ the forward pass or to the gradients, and its kind. An operation of the trace is
     its exact name (for a trace of this same code)
     else, from its layer upwards: its last name and type, its last name or type, any operation of the layer
 
-and its time is divided among the operations found, in proportion to their FLOPs. Time that matches no operation is
-counted and reported, never dropped.
+and its time is divided among the operations found, in proportion to their FLOPs. The time of those that match none is
+counted and reported.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from elastic_trainer.networks.graphs import needed_operations
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.attribution import dense_tensors
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.trace import FUSED, OperationTrace, general_type, match_op, matched_operations, strip_layout
+from elastic_trainer.timing.trace import OperationTrace, general_type, match_op, matched_operations, strip_layout
 
 if TYPE_CHECKING:
     import keras
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
 
 MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
-# Layers in front of the backbone, augmentation and preprocessing, have names of the user's choice.
-_INPUT_LAYERS = re.compile(r"sequential|random_|rescaling|normalization|tf\.|preprocess", re.IGNORECASE)
 _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", re.IGNORECASE)
-# Scope of the layer, forward or gradient, kind (see `_kinds`) -> names of operations.
-_Candidates = dict[tuple[str, str, tuple[str, ...]], list[str]]
+# Scope of the layer, forward or gradient, kind ("last name:Type", "last name", "type", or "" for any) -> operations.
+_Candidates = dict[tuple[str, str, str], list[str]]
 
 
 def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model) -> tuple[dict[str, float], float]:
@@ -56,7 +54,7 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
     scopes = {_joined(path[:length]) for path in theirs.values() for length in range(1, len(path))}
     candidates = _candidates(step, model.name, layers, scopes)
     times: dict[str, float] = defaultdict(float)
-    unmatched_ms = trace.unnamed_ms
+    unmatched_ms = 0.0
     for name, time_ms in trace.op_ms.items():
         found = [matched[name]] if name in matched else _find(name, trace.types[name], theirs[name], candidates)
         if not found:
@@ -135,16 +133,9 @@ def _candidates(step: TrainStep, model_name: str, layers: dict[str, bool], scope
         if not scope and any(layers.get(part, False) for part in path):
             continue  # layers with weights have the same name in both; pooling and the loss may not
         direction = GRADIENTS if op.name in backward else "forward"
-        for kind in _kinds(path[-1], op.type):
+        for kind in {f"{path[-1]}:{op.type}", _base(path[-1]), op.type.lower(), ""}:
             found[scope, direction, kind].append(op.name)
     return found
-
-
-def _kinds(last: str, kind: str) -> Iterator[tuple[str, ...]]:
-    """Keys of an operation within its layer and direction, narrow to wide."""
-    yield last, kind
-    yield from {(_base(last),), (kind.lower(),)}
-    yield ()
 
 
 def _base(last: str) -> str:
@@ -154,23 +145,21 @@ def _base(last: str) -> str:
 
 def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
     """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
-    last = path[-1]
-    kind = general_type(kind)
+    last, general = path[-1], general_type(kind)
     if name != strip_layout(name):  # a transpose added for the operation it is named after
-        keys: list[tuple[str, ...]] = [(_base(last),)]
-    elif kind in FUSED:
-        keys = [(FUSED[kind].lower(),)]
+        keys = [_base(last)]
+    elif general != kind:  # its name may be that of the last of several
+        keys = [general.lower(), _base(last)]
     else:
-        keys = [(last, kind), (_base(last),), (kind.lower(),)]
+        keys = [f"{last}:{kind}", _base(last), kind.lower()]
     scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]
     directions = [GRADIENTS] if name.startswith(f"{GRADIENTS}/") else ["forward"]
     if "/" not in name:  # sums of several gradients, `AddN`, stand outside all scopes
         directions.append(GRADIENTS)
     for scope in [*scopes, ""]:
         for direction in directions:
-            # Outside all layers only the same kind matches, except for what is done to the images.
-            wide = [()] if scope or (direction == "forward" and _INPUT_LAYERS.match(path[0])) else []
-            for key in [*keys, *wide]:
+            # Outside all layers only the same kind matches.
+            for key in [*keys, ""] if scope else keys:
                 if (found := candidates.get((scope, direction, key))) is not None:
                     return found
     return []

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elastic_trainer.settings import Settings
 
 MEASURING_SECONDS = 110
-MAX_TRIES = 3  # of a step that other virtual machines disturb
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
 # MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).
@@ -79,19 +78,12 @@ def calibration_masks(
 
 
 def measure_steps(runs: Sequence[Callable[[], object]], seconds: float = MEASURING_SECONDS) -> np.ndarray:
-    """Wall times [rounds, len(runs)] in ms of compiled steps, without disturbed ones and drift.
-
-    As many rounds as fit into `seconds`, at least `MIN_ROUNDS`.
-    """
-    warm_ms = measure_ms(runs, rounds=1)
-    warmup = int(np.median(warm_ms) < LONG_STEP_MS)
-    fitting = int(seconds / (warm_ms.sum() / 1e3 * (1 + warmup)))
-    rounds = min(max(fitting, MIN_ROUNDS), MAX_ROUNDS)
-    times: list[np.ndarray] = []
-    end = time.perf_counter() + seconds
-    with tqdm(total=rounds, desc="measuring steps", unit="round") as bar:
-        while len(times) < rounds and (len(times) < MIN_ROUNDS or time.perf_counter() < end):
-            times.append(measure_ms(runs, rounds=1, warmup=warmup, max_tries=MAX_TRIES))
+    """Wall times [rounds, len(runs)] in ms of compiled steps, without drift: of `MIN_ROUNDS` to `MAX_ROUNDS` rounds."""
+    warmup = int(np.median(measure_ms(runs, rounds=1)) < LONG_STEP_MS)
+    times, end = list[np.ndarray](), time.perf_counter() + seconds
+    with tqdm(desc=f"measuring steps for {seconds:g} s", unit="round") as bar:
+        while len(times) < MIN_ROUNDS or (len(times) < MAX_ROUNDS and time.perf_counter() < end):
+            times.append(measure_ms(runs, rounds=1, warmup=warmup))
             bar.update()
     return without_drift(np.concatenate(times))
 
@@ -141,20 +133,15 @@ def full_step_ms(training: Training) -> float:
     return median_ms(compile_steps(training, [None])[0])
 
 
-def copying_ms() -> tuple[float, float]:
-    """Wall times in ms of reading a MB of features for a step, and of keeping it, in memory that no cache holds."""
+def copying_ms() -> float:
+    """Wall time in ms of copying a MB of features for a step, from memory that no cache holds."""
     import tensorflow as tf
 
-    rows, some = np.arange(COPIED_ROWS), np.ones((COPIED_BATCH, COPIED_ROW_BYTES // 4), np.float32)
-    kept = np.empty((COPIED_ROWS, *some.shape[1:]), np.float32)  # as `engine.features` keeps them
-    writes = [partial(kept.__setitem__, part, some) for part in np.split(rows, COPIED_ROWS // COPIED_BATCH)]
-    shuffled = np.split(np.random.default_rng(0).permutation(rows), len(writes))
-    reads = [partial(lambda part: tf.constant(kept[part]), part) for part in shuffled]
-    writing_ms = float(np.mean(measure_ms(writes, 1)))  # the system provides memory for several rows at a time
+    kept = np.ones((COPIED_ROWS, COPIED_ROW_BYTES // 4), np.float32)  # as `engine.features` keeps them
+    parts = np.random.default_rng(0).permutation(COPIED_ROWS).reshape(-1, COPIED_BATCH)
+    reads = [partial(lambda part: tf.constant(kept[part]), part) for part in parts]
     reads[0]()  # the first call takes longer
-    reading_ms = float(np.mean(measure_ms(reads, 1)))
-    megabytes = 1e-6 * COPIED_BATCH * COPIED_ROW_BYTES
-    return reading_ms / megabytes, writing_ms / megabytes
+    return float(np.mean(measure_ms(reads, 1))) / (1e-6 * COPIED_BATCH * COPIED_ROW_BYTES)
 
 
 def measure(
@@ -162,28 +149,23 @@ def measure(
 ) -> tuple[list[MeasuredStep], dict[str, float]]:
     """Measure steps of a few selections, from inputs and from cached features, for `seconds`, at least five rounds.
 
-    `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, those from
-    features last, and the other measured fields of the `TimingTable`.
+    `run_full` is the full step, of `compile_steps`, to which `attribution` belongs. Returns the steps, and the other
+    measured fields of the `TimingTable`.
     """
-    from elastic_trainer.engine.step import AllGradients, forward_pass
+    from elastic_trainer.engine.step import AllGradients
 
     task, _, batch = training
-    masks = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
-    runs = [*compile_steps(training, masks[:-1]), run_full]
-    from_features = [*map(compile_from_features, runs)] if len(runs) > 1 else []
-    cached = [(index, run) for index, run in enumerate(from_features) if run is not None]
-    forward = partial(forward_pass(task, len(batch)), *run_full.args)
+    *some, everything = calibration_masks(attribution.positions, attribution.kernels, task.head, [HEAD, *CALIBRATION])
+    masks, runs = [everything, *some], [run_full, *compile_steps(training, some)]
+    rows = [(k, False, run) for k, run in enumerate(runs)]
+    rows += [(k, True, cached) for k, run in enumerate(runs) if (cached := compile_from_features(run)) is not None]
     gradient_pass = partial(AllGradients(task, len(batch)).run, batch)
     # The gradient pass is next to the full step, so that both see the same disturbances.
-    times = measure_steps([forward, *runs, gradient_pass, *(run for _, run in cached)], seconds).T
-    end = 1 + len(runs)
-    (forward_ms, *steps_ms), pass_ms, cached_ms = times[:end], times[end], times[end + 1 :]
-    steps = [MeasuredStep(k, mask, False, ms) for k, (mask, ms) in enumerate(zip(masks, steps_ms, strict=True))]
-    steps += [MeasuredStep(k, masks[k], True, ms) for (k, _), ms in zip(cached, cached_ms, strict=True)]
-    full_ms = float(np.median(steps_ms[-1]))
+    pass_ms, *steps_ms = measure_steps([gradient_pass, *(run for *_, run in rows)], seconds).T
+    steps = [MeasuredStep(k, masks[k], is_cached, ms) for (k, is_cached, _), ms in zip(rows, steps_ms, strict=True)]
+    full_ms = float(np.median(steps_ms[0]))
     wall_ms = {
-        "forward_ms": float(np.median(forward_ms)),
         "full_step_ms": full_ms,
-        "gradient_pass_ms": float(np.median(pass_ms / steps_ms[-1])) * full_ms,
+        "gradient_pass_ms": float(np.median(pass_ms / steps_ms[0])) * full_ms,
     }
     return steps, wall_ms

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tqdm import tqdm
 
-from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.attribution import OperationTimes, attribute
 from elastic_trainer.timing.fit import depth_of, fit_wall_time, forward_sums, selection_sums
@@ -96,7 +94,7 @@ def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SE
     attribution = attribute(full, training.task.model.trainable_variables)
     steps, wall_ms = measure(training, run_full, attribution, seconds)
     traced_steps = min(max(int(1e3 * TRACING_SECONDS / wall_ms["full_step_ms"]), MIN_TRACED), MAX_TRACED)
-    op_ms, unmatched = read_op_times(_trace(run_full, traced_steps, folder), full.graph, traced_steps)
+    op_ms, unmatched = read_op_times(trace_step(run_full, traced_steps, folder), full.graph, traced_steps)
     timed, median_ms = {name: ms for name, ms in op_ms.items() if ms > 0}, [float(np.median(one.ms)) for one in steps]
     traced, counted = attribution.times(timed), attribution.times(dict.fromkeys(timed, 1.0))
     fit = fit_wall_time(
@@ -108,19 +106,14 @@ def profile_task(training: Training, folder: Path, seconds: float = MEASURING_SE
         MAX_UNTRACED * float(np.median([*timed.values()])),
         traced.other_ms,
     )
-    reading_factor, writing_factor = copying_ms()
-    fit = replace(fit, reading_factor=reading_factor, writing_factor=writing_factor)
-    low, middle, high = np.percentile([one.ms for one in steps if not one.from_features], (25, 50, 75), axis=1)
+    fit = replace(fit, copying_factor=copying_ms())
     details = {
-        "timing": "trace",
         "traced_steps": traced_steps,
         "unmatched_time_percent": 100 * unmatched,
-        "operations": len(timed),
         "measured_steps": [
             {"trained_tensors": int(one.mask.sum()), "from_features": one.from_features, "step_ms": ms}
             for one, ms in zip(steps, median_ms, strict=True)
         ],
-        "measurement_spread_percent": 100 * float(np.median((high - low) / middle)),
         "environment": environment(),
     }
     times = attribution.times({name: ms + fit.untraced_ms for name, ms in timed.items()})
@@ -139,22 +132,6 @@ def _step_sums(times: OperationTimes, steps: Sequence[MeasuredStep], positions: 
         forward_ms = recomputed_ms[depth] + (0.0 if step.from_features else prefix_ms[depth])
         sums.append([*selection_sums(selected, times.t_dy_ms, times.t_dw_ms), forward_ms])
     return np.array(sums)
-
-
-def _trace(run: Callable[[], object], steps: int, folder: Path) -> Path:
-    """The file of a trace of so many steps (on a GPU of its kernels, untested on a live one)."""
-    import tensorflow as tf
-
-    with tqdm(total=steps, desc="tracing steps", unit="step") as bar:
-
-        def run_one() -> None:
-            run()
-            bar.update()
-
-        try:
-            return trace_step(run_one, steps, folder)
-        except tf.errors.AlreadyExistsError as error:
-            raise UserError("another profiler is running, such as TensorBoard's; stop it, and profile again") from error
 
 
 def table_of_trace(training: Training, trace: OperationTrace, file_name: str) -> TimingTable:
@@ -179,12 +156,10 @@ def table_of_trace(training: Training, trace: OperationTrace, file_name: str) ->
     if not has_folded_batch_norm(trace, full):
         full = TrainStep(task, optimizer, len(batch), fold=False)
     op_ms, unmatched_ms = match_operations(trace, full, task.model)
-    attribution = attribute(full, task.model.trainable_variables)
     details = {
-        "timing": "trace",
         "trace": file_name,
         "planes": list(trace.planes),
         "traced_steps": trace.iterations,
         "unmatched_time_percent": 100 * unmatched_ms / trace.total_ms,
     }
-    return added_up(task, full, attribution, op_ms, details, unmatched_ms)
+    return added_up(task, full, op_ms, details, unmatched_ms)

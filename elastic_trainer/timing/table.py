@@ -15,17 +15,14 @@ import numpy as np
 
 from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.attribution import Attribution, OperationTimes
+from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
 
 if TYPE_CHECKING:
     from elastic_trainer.engine.step import TrainStep
     from elastic_trainer.engine.task import Task
 
-# Median error of a fit, and share of a step that operations take by their trace but nothing by the fit, from which its
-# predictions are not relied on.
-MAX_ERROR, MAX_FREE = 0.15, 0.15
-TIMES = ("forward_ms", "preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
+TIMES = ("preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
 
 class StepPrediction(NamedTuple):
@@ -46,7 +43,7 @@ class TimingTable:
         positions: index into `model.trainable_variables`.
         t_dw_ms, t_dy_ms, t_fw_ms, preprocessing_ms: times of operations, each with `fit.untraced_ms`, and kernels,
             features_mb: see `timing.attribution`.
-        forward_ms, full_step_ms, gradient_pass_ms: measured wall times; the last of all gradients without an update.
+        full_step_ms, gradient_pass_ms: measured wall times; the latter of all gradients without an update.
         fit: from operation times to wall time.
         memory: what steps take in memory, by depth; None: unknown.
         details: further measurements, kept in profile.json.
@@ -61,7 +58,6 @@ class TimingTable:
     kernels: np.ndarray
     features_mb: np.ndarray
     preprocessing_ms: float
-    forward_ms: float
     full_step_ms: float
     gradient_pass_ms: float
     fit: Fit
@@ -104,24 +100,6 @@ class TimingTable:
         """Whether it follows from FLOPs and bytes alone: shares of a step, in a unit that is not this device's."""
         return bool(self.details.get("is_estimate"))
 
-    @property
-    def doubt(self) -> str | None:
-        """Why predictions are not to be relied on, such as after measuring on a busy machine; None if they are."""
-        error, free = (self.fit.median_error_percent or 0.0) / 100, MAX_FREE * self.full_step_ms
-        if error > MAX_ERROR:
-            return f"it predicts measured steps with a median error of {error:.0%}"
-        parts = (
-            ("passing the error on", self.fit.t_dy_factor, self.t_dy_ms),
-            ("computing weight gradients", self.fit.t_dw_factor, self.t_dw_ms),
-            ("the forward pass", self.fit.t_fw_factor, self.t_fw_ms),
-        )
-        ignored = [name for name, factor, times_ms in parts if not factor and times_ms.sum() > free]
-        return f"{ignored[0]} takes no time by it" if ignored else None
-
-    def warning(self, then: str) -> str:
-        """A line on its doubt; `then` is what follows from it, in words."""
-        return f"the timing table is unreliable: {self.doubt}; {then}"
-
     def scaled(self, factor: float) -> TimingTable:
         """The table of a device on which a step takes `factor` times as long."""
         return replace(
@@ -139,8 +117,7 @@ class TimingTable:
 
     def check_shapes(self, shapes: Sequence[tuple[int, ...]]) -> None:
         """Raise `UserError` unless `shapes`, those of `model.trainable_variables`, are the tensors of this table."""
-        in_order = [shapes[k] for k in self.positions if k < len(shapes)]
-        if len(shapes) != len(self.shapes) or [*map(tuple, self.shapes)] != in_order:
+        if len(shapes) != len(self.shapes) or self.shapes != [shapes[k] for k in self.positions]:
             raise UserError("the timing table is of another network; measure it again, as with elastic_trainer.profile")
 
     def with_kernels(self, mask: np.ndarray) -> np.ndarray:
@@ -167,21 +144,16 @@ class TimingTable:
 
 
 def added_up(
-    task: Task,
-    full: TrainStep,
-    attribution: Attribution,
-    op_ms: Mapping[str, float],
-    details: dict[str, Any],
-    rest_ms: float = 0.0,
+    task: Task, full: TrainStep, op_ms: Mapping[str, float], details: dict[str, Any], rest_ms: float = 0.0
 ) -> TimingTable:
-    """The timing table by which a step takes the sum of its operations' times, by name, and `rest_ms`."""
+    """The timing table by which `full`, which trains everything, takes the times of its operations and `rest_ms`."""
+    attribution = attribute(full, task.model.trainable_variables)
     times = attribution.times(op_ms)
     forward_ms = times.forward_ms + times.other_ms + rest_ms
     full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
     constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
     fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    pass_ms = full_step_ms - float(times.update_ms.sum())
-    wall_ms = {"forward_ms": forward_ms, "full_step_ms": full_step_ms, "gradient_pass_ms": pass_ms}
+    wall_ms = {"full_step_ms": full_step_ms, "gradient_pass_ms": full_step_ms - float(times.update_ms.sum())}
     return timing_table(task, full, attribution, times, fit, wall_ms, details)
 
 

@@ -12,14 +12,17 @@ from __future__ import annotations
 import re
 import shutil
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqdm import tqdm
+
 from elastic_trainer.networks.graphs import BRANCHES
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.files import reading
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,25 +30,15 @@ if TYPE_CHECKING:
 _OP_EVENT = re.compile(r"([^:]+):(\w+)")
 _CALLS = {*BRANCHES, "Case"}  # left out: their time is that of their inner operations
 _LAYOUT = re.compile(r"(-\d+)+-\w+-LayoutOptimizer$")
-# Operations into which the graph optimizer fuses several have the name of the last of them, but take the time of the
-# first: a convolution is fused with bias, residual and activation.
-FUSED = {
-    "_FusedConv2D": "Conv2D",
-    "_FusedConv3D": "Conv3D",
-    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
-    "_FusedMatMul": "MatMul",
-    "_FusedBatchMatMulV2": "BatchMatMulV2",
-    "_FusedBatchNormEx": "FusedBatchNormV3",
-    "_FusedBatchNormGradEx": "FusedBatchNormGradV3",
-}
-COMPLETE = 0.95  # share of the fullest iteration's operations in a complete one; a trace may end inside one
 MAX_TRACE_MB = 500  # of a file; in memory it takes several times as much
-OUTLIER = 1.5  # an operation that takes this many times its median was disturbed
 
 
 def general_type(kind: str) -> str:
-    """The type of an operation for which a CPU has its own kernel `_Mkl…`, as on other devices."""
-    return re.sub(r"^_Mkl(Native)?(Fused)?", lambda mkl: "_Fused" if mkl[2] else "", kind)
+    """The type in the traced graph of an operation with a kernel `_Mkl…` of a CPU; of a fused one, that of its first.
+
+    The graph optimizer names a convolution that it fuses with bias, residual and activation after the last of them.
+    """
+    return re.sub(r"^_(Mkl|Native|Fused)+", "", kind)
 
 
 def strip_layout(name: str) -> str:
@@ -77,25 +70,23 @@ class OperationTrace:
     Attributes:
         op_ms: by the operation's name in the executed graph.
         types: its type in the executed graph, by the same name.
-        unnamed_ms: kernels of a GPU that belong to no operation (cuDNN clearing its buffers, say).
         iterations: complete iterations that the times are taken from.
         planes: names of the planes that were read.
     """
 
     op_ms: dict[str, float]
     types: dict[str, str]
-    unnamed_ms: float
     iterations: int
     planes: tuple[str, ...]
 
     @property
     def total_ms(self) -> float:
         """All operation time of one iteration."""
-        return sum(self.op_ms.values()) + self.unnamed_ms
+        return sum(self.op_ms.values())
 
 
 class _Event(NamedTuple):
-    """One execution of an operation; name and type are "" for a nameless kernel."""
+    """One execution of an operation, or of one of its kernels."""
 
     name: str
     type: str
@@ -116,21 +107,20 @@ def read_trace(path: Path, steps: int | None = None) -> OperationTrace:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace()
-    try:
+    with reading(path):
         megabytes = path.stat().st_size / 1e6
         if megabytes > MAX_TRACE_MB:
-            raise UserError(f"{path}: has {megabytes:,.0f} MB, and the limit is {MAX_TRACE_MB} MB; trace fewer steps")
-        space.ParseFromString(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except DecodeError as error:
-        raise UserError(f"{path}: not an XSpace; give a *.xplane.pb that tf.profiler wrote") from error
-    for prefix, read in (("/device:GPU", _kernels), ("/host:CPU", _host_operations)):
-        planes = [plane for plane in space.planes if plane.name.startswith(prefix)]
-        events = [event for plane in planes for event in read(plane)]
-        if any(event.name for event in events):
-            return _per_iteration(events, steps, path, tuple(plane.name for plane in planes))
-    raise UserError(f"{path}: holds no operations; record it with tf.profiler while a step runs")
+            raise ValueError(f"has {megabytes:,.0f} MB, and the limit is {MAX_TRACE_MB} MB; trace fewer steps")
+        try:
+            space.ParseFromString(path.read_bytes())
+        except DecodeError as error:
+            raise ValueError("not an XSpace; give a *.xplane.pb that tf.profiler wrote") from error
+        for prefix, events_of in (("/device:GPU", _kernels), ("/host:CPU", _host_operations)):
+            planes = [plane for plane in space.planes if plane.name.startswith(prefix)]
+            events = [event for plane in planes for event in events_of(plane)]
+            if events:
+                return _per_iteration(events, steps, tuple(plane.name for plane in planes))
+        raise ValueError("holds no operations; record it with tf.profiler while a step runs")
 
 
 def is_operation(event_name: str) -> bool:
@@ -160,72 +150,34 @@ def _kernels(plane: Any) -> Iterator[_Event]:
                     op = stat.str_value or stat_names.get(stat.ref_value, "")
                 elif kind == "group_id":
                     step = stat.int64_value or stat.uint64_value
-            name, _, kind = op.partition(":") if _OP_EVENT.fullmatch(op) else ("", "", "")
-            yield _Event(name, kind, step, event.duration_ps / 1e9)
+            if (match := _OP_EVENT.fullmatch(op)) is not None:  # others, as of cuDNN, take hardly any time
+                yield _Event(match[1], match[2], step, event.duration_ps / 1e9)
 
 
-def _per_iteration(events: list[_Event], steps: int | None, path: Path, planes: tuple[str, ...]) -> OperationTrace:
-    types = {event.name: event.type for event in events if event.name}
-    complete = _complete_steps(events) if steps is None else []
-    if complete:
-        by_step: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for event in events:
-            if event.step is not None:
-                by_step[event.name][event.step] += event.ms
-        op_ms = {name: _steady_mean([sums[step] for step in complete]) for name, sums in by_step.items()}
-        # Nameless kernels belong to no step either. They run in incomplete steps too, so they get a share of all time.
-        counted = sum(event.ms for event in events if event.step in set(complete))
-        grouped = sum(event.ms for event in events if event.step is not None)
-        nameless = sum(event.ms for event in events if event.step is None)
-        op_ms[""] = op_ms.get("", 0.0) + nameless * counted / grouped / len(complete)
-        iterations = len(complete)
-    else:
-        durations: dict[str, list[float]] = defaultdict(list)
-        for event in events:
-            durations[event.name].append(event.ms)
-        counts = [len(each) for name, each in durations.items() if name]
-        iterations = _count_iterations(counts, path) if steps is None else steps
-        op_ms = {name: _once(each, iterations, cut_off=steps is None) for name, each in durations.items()}
-    unnamed_ms = op_ms.pop("", 0.0)
-    return OperationTrace({name: op_ms.get(name, 0.0) for name in types}, types, unnamed_ms, iterations, planes)
+def _per_iteration(events: list[_Event], steps: int | None, planes: tuple[str, ...]) -> OperationTrace:
+    """The median execution of each operation, times how often an iteration runs it.
+
+    Kernels of an operation in one step, if the trace says which, are one execution of it. The median is robust to
+    disturbed iterations, and to the first, in which cuDNN tries out algorithms.
+    """
+    executions: dict[str, dict[object, float]] = defaultdict(lambda: defaultdict(float))
+    for number, event in enumerate(events):
+        executions[event.name][(number,) if event.step is None else event.step] += event.ms
+    iterations = _count_iterations([*map(len, executions.values())]) if steps is None else steps
+    op_ms = {
+        name: statistics.median(each.values()) * max(len(each) // iterations, 1) for name, each in executions.items()
+    }
+    return OperationTrace(op_ms, {event.name: event.type for event in events}, iterations, planes)
 
 
-def _steady_mean(each: list[float]) -> float:
-    """Mean of the times without outliers: on first use cuDNN and cuBLAS try out algorithms, which takes several times
-    as long (ViT's first MatMul on the TX2: 28 ms instead of 9)."""
-    median = statistics.median(each)
-    return statistics.fmean(ms for ms in each if ms <= OUTLIER * median) if median else statistics.fmean(each)
-
-
-def _complete_steps(events: list[_Event]) -> list[int]:
-    """The complete steps of the trace, if its kernels say which step they belong to; else none."""
-    named = [event for event in events if event.name]
-    grouped = [(event.step, event.name) for event in named if event.step is not None]
-    if not grouped or len(grouped) < COMPLETE * len(named):
-        return []
-    operations = Counter(step for step, _ in {*grouped})
-    return sorted(step for step, count in operations.items() if count >= COMPLETE * max(operations.values()))
-
-
-def _count_iterations(counts: list[int], path: Path) -> int:
-    """The number of iterations in a trace, from how often each operation occurs: most run once in each."""
-    count = Counter(counts).most_common(1)[0][0]
+def _count_iterations(counts: list[int]) -> int:
+    """The number of complete iterations in a trace, from how often each operation occurs: nearly all run in each."""
+    count = sorted(counts)[len(counts) // 10]
     # Some run several times in each. If a trace starts or ends inside an iteration, others run once more or less.
     fitting = sum(each % count == 0 or abs(each - count) == 1 for each in counts)
     if 2 * fitting < len(counts):
-        raise UserError(f"{path}: the number of its steps is unclear: its operations run unequally often")
+        raise ValueError("the number of its steps is unclear: its operations run unequally often")
     return count
-
-
-def _once(each: list[float], iterations: int, cut_off: bool) -> float:
-    """Time in one iteration of an operation that took `each` of these in all."""
-    if len(each) == iterations:  # the median is robust to a disturbed iteration
-        return statistics.median(each)
-    if cut_off and len(each) % iterations:
-        for neighbour in (iterations - 1, iterations + 1):
-            if neighbour and len(each) % neighbour == 0:
-                return sum(each) / neighbour
-    return sum(each) / iterations
 
 
 def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]:
@@ -237,9 +189,9 @@ def matched_operations(trace: OperationTrace, graph: tf.Graph) -> dict[str, str]
 
 def _first_fused(last: tf.Operation, kind: str, trace: OperationTrace) -> str:
     """The name of the first operation that one of type `kind` stands for: `last`, unless several were fused into it."""
-    if last.type in _CALLS:  # it stands for all that runs within it
+    first_type, nearest_first = general_type(kind), [last]
+    if first_type == kind or last.type in _CALLS:  # such a one stands for all that runs within it
         return last.name
-    first_type, nearest_first = FUSED.get(general_type(kind), last.type), [last]
     for op in nearest_first:
         if op.type == first_type:
             return op.name
@@ -261,13 +213,20 @@ def read_op_times(trace: Path, graph: tf.Graph, steps: int) -> tuple[dict[str, f
 
 
 def trace_step(run: Callable[[], object], steps: int, folder: Path) -> Path:
-    """Trace `steps` calls of `run` into `folder` (as TensorBoard's profile page reads it); returns the XSpace file."""
+    """Trace `steps` calls of `run` into `folder` (as TensorBoard's profile page reads it); returns the XSpace file.
+
+    Raises:
+        UserError: another profiler is running, or TensorFlow wrote no trace.
+    """
     import tensorflow as tf
 
     shutil.rmtree(folder / "plugins", ignore_errors=True)
-    tf.profiler.experimental.start(str(folder))
     try:
-        for number in range(steps):
+        tf.profiler.experimental.start(str(folder))
+    except tf.errors.AlreadyExistsError as error:
+        raise UserError("another profiler is running, such as TensorBoard's; stop it, and profile again") from error
+    try:
+        for number in tqdm(range(steps), desc="tracing steps", unit="step"):
             with tf.profiler.experimental.Trace("step", step_num=number, _r=1):  # TensorBoard recognises steps by it
                 run()
     finally:

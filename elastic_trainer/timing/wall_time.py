@@ -1,7 +1,7 @@
-"""Wall times of calls that alternate, without what other virtual machines and drift add to them.
+"""Wall times of calls that alternate, without the drift of the machine's speed.
 
 Shared machines, and boards that heat up, change their speed while they are measured. Calls that are compared therefore
-alternate, disturbed ones are repeated, and what slowed down all of them for a while is divided out.
+alternate, and what slowed down all of them for a while is divided out.
 """
 
 from __future__ import annotations
@@ -12,32 +12,24 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
-
 DRIFT_WINDOW = 7  # calls
 MIN_ROUNDS, MAX_ROUNDS = 5, 40
 FEW_MS = 100  # in which `median_ms` measures short calls
 
 
-def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0, max_tries: int = 1) -> np.ndarray:
+def measure_ms(runs: Sequence[Callable[[], object]], rounds: int, warmup: int = 0) -> np.ndarray:
     """Wall times [rounds, len(runs)] in ms. All runs alternate, so a change of the machine's speed affects all alike.
 
-    Each measured call follows `warmup` calls, which fill the caches. A call from which other virtual machines took
-    processor time is repeated, in at most `max_tries` tries.
+    Each measured call follows `warmup` calls, which fill the caches.
     """
     times = np.zeros((rounds, len(runs)))
     for row in times:
         for column, run in enumerate(runs):
             for _ in range(warmup):
                 run()
-            for tries_left in reversed(range(max_tries)):
-                stolen = stolen_seconds() if tries_left else 0.0
-                start = time.perf_counter()
-                run()
-                seconds = time.perf_counter() - start
-                if not tries_left or is_undisturbed(seconds, stolen_seconds() - stolen):
-                    break
-            row[column] = seconds * 1e3
+            start = time.perf_counter()
+            run()
+            row[column] = 1e3 * (time.perf_counter() - start)
     return times
 
 

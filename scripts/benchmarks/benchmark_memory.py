@@ -14,9 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import os
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,13 @@ from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import model_label
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_csv
-from elastic_trainer.system.machine import can_reset_peak, has_gpu, in_own_process, reset_peak
+from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import depth_of
 from elastic_trainer.timing.measuring import HEAD, calibration_masks, idle_training
 
+PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
 STEPS = 3  # after which a process takes hardly more
 # Depth and density: with the head alone and all tensors, twenty selections. Those of density 1 are upper parts.
 CALIBRATION = [HEAD, *product((0.1, 0.2, 0.35, 0.5, 0.7, 0.99), (0.25, 0.5, 1.0))]
@@ -52,7 +55,7 @@ COLUMNS = ("network", "batch", "depth", "tensors", "measured_mb", "predicted_mb"
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Peaks of some selections, and their predictions."""
-    if resident_memory_mb() is None or not can_reset_peak() or has_gpu():
+    if resident_memory_mb() is None or not os.access(PEAK_RESET, os.W_OK) or has_gpu():
         raise UserError("the system does not report how much memory a process takes")
     network, rows = args.network, args.network.batch_size
     task, optimizer, _ = idle_training(models.build(network), network)
@@ -63,7 +66,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     chosen = [masks[k] for k in np.linspace(0, len(masks) - 1, min(args.selections, len(masks))).round().astype(int)]
     depths = [depth_of(mask[attribution.positions]) for mask in chosen]
     predicted = np.array([needed_mb[depth - 1] for depth in depths])
-    measured = np.array([in_own_process(_send_peak, network, mask) for mask in chosen])
+    measured = np.array([_peak_of_new_process(network, mask) for mask in chosen])
     label = f"{model_label(network.model_name, network.alpha)} {network.input_size}"
     counts = (int(mask.sum()) for mask in chosen)
     points = zip(depths, counts, measured.round(1).tolist(), predicted.round(1).tolist(), strict=True)
@@ -80,8 +83,13 @@ def _keep(points: list[tuple[str, ...]]) -> None:
     write_csv(POINTS, COLUMNS, [*(row for row in known if row[:2] != points[0][:2]), *points])
 
 
-def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
-    """Send the MB that a run which trains `mask` takes at most above what this process took before."""
+def _peak_of_new_process(network: Settings, mask: np.ndarray) -> float:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(_peak, network, mask).result()
+
+
+def _peak(network: Settings, mask: np.ndarray) -> float:
+    """MB that a run which trains `mask` takes at most above what this process took before."""
     with contextlib.suppress(OSError):  # the system ends this process rather than the one that waits for it
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     size, count, classes = network.input_size, STEPS * network.batch_size, network.num_classes or 1
@@ -90,9 +98,9 @@ def _send_peak(sender: Connection, network: Settings, mask: np.ndarray) -> None:
     data = ImageData("noise", [str(k) for k in range(classes)], noise, noise, network.batch_size)
     settings = replace(network, num_epochs=1, learning_rate=1e-4, feature_cache="off", memory=1e6)  # as within a limit
     trainer = Trainer(models.build(network), data, FixedScheme(mask), settings)
-    reset_peak()
+    PEAK_RESET.write_text("5", encoding="ascii")
     trainer.run()
-    sender.send((peak_memory_mb() or 0.0) - (trainer.training.memory.start_mb or 0.0))
+    return peak_memory_mb() - (trainer.training.memory.start_mb or 0.0)
 
 
 if __name__ == "__main__":

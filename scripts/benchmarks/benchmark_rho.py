@@ -5,10 +5,9 @@ Each elastic run uses the timing table (with `--estimated 1`: none), and correct
 does. Between any two of its steps, a second network takes a step of full training, so that whatever disturbs the
 machine disturbs both. Data: handwritten digits at the given input size, a few steps an epoch. Three epochs lie between
 two selections, so that features are used again; a step includes its share of what making them took. The batch norms of
-a network with random weights get the statistics of these digits. Every run starts from the same weights. Pairs of steps
-from which other virtual machines took time are left out if enough others remain. Both medians and sums are compared: a
-selection may use what earlier ones left of their budget, so its steps may take more than rho, but the entire run should
-not. The script prints one JSON object as its last line.
+a network with random weights get the statistics of these digits. Every run starts from the same weights. Both medians
+and sums are compared: a selection may use what earlier ones left of their budget, so its steps may take more than rho,
+but the entire run should not. The script prints one JSON object as its last line.
 
     python scripts/benchmarks/benchmark_rho.py --model_name resnet50 --input_size 224 --batch_size 4
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -41,7 +39,6 @@ from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import is_custom_model
-from elastic_trainer.system.machine import is_undisturbed, stolen_seconds
 from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
 from elastic_trainer.timing.profiling import profile_task
 from elastic_trainer.timing.table import TimingTable
@@ -49,7 +46,6 @@ from elastic_trainer.timing.wall_time import measure_ms
 
 RHOS = (0.35, 0.4, 0.5, 0.6, 0.7)  # the paper's
 EPOCHS = 3  # from one selection to the next, so that features are used again
-MIN_UNDISTURBED = 12  # pairs of steps; with fewer, disturbed ones are included
 
 
 def standardize(model: keras.Model, images: Any) -> None:
@@ -72,25 +68,22 @@ class Alternating(Listener):
     """Calls `full` before each step of a run.
 
     `times` gets, of each step, ms of the run's own step (NaN if it was not timed), of making its features, and of
-    `full`; and whether other virtual machines took no time from them.
+    `full`.
     """
 
     def __init__(self, full: Callable[[], object]) -> None:
         self.full, self.times = full, list[tuple[float, ...]]()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self.start = time.perf_counter(), stolen_seconds()
         self.full_ms = float(measure_ms([self.full], 1)[0, 0])
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        start, stolen = self.start
-        is_quiet = is_undisturbed(time.perf_counter() - start, stolen_seconds() - stolen)
         result = self.trainer.history.results[-1]
         own_ms = np.nan if result.step_ms is None else result.step_ms
-        self.times.append((own_ms, result.caching_ms, self.full_ms, is_quiet))
+        self.times.append((own_ms, result.caching_ms, self.full_ms))
 
     def by_selection(self) -> list[np.ndarray]:
-        """`times` of each selection, [steps, 4]."""
+        """`times` of each selection, [steps, 3]."""
         starts = [selection.step for selection in self.trainer.history.selections[1:]]
         return np.split(np.array(self.times), starts)
 
@@ -114,12 +107,10 @@ def run(
     selections, parts = trainer.history.selections, []
     for times in listener.by_selection():
         timed = times[~np.isnan(times[:, 0])]
-        parts.append(timed[:, (0, 2, 3)] + [times[:, 1].mean(), 0, 0])
-    pairs, is_quiet = np.concatenate(parts).T[:2], np.concatenate(parts)[:, 2]
-    quiet = pairs[:, is_quiet == 1]
-    counted = quiet if quiet.shape[1] >= MIN_UNDISTURBED else pairs
-    elastic, plain = np.median(counted, axis=1)
-    elastic_sum, plain_sum = counted.sum(axis=1)
+        parts.append(timed[:, (0, 2)] + [times[:, 1].mean(), 0])
+    pairs = np.concatenate(parts)
+    elastic, plain = np.median(pairs, axis=0)
+    elastic_sum, plain_sum = pairs.sum(axis=0)
     return {
         "measured": elastic / plain,
         "whole_run": elastic_sum / plain_sum,
@@ -127,8 +118,7 @@ def run(
         "predicted": float(np.median([one.predicted_share for one in selections])),
         "elastic_step_ms": elastic,
         "full_step_ms": plain,
-        "pairs": counted.shape[1],
-        "quiet_pairs": quiet.shape[1],
+        "pairs": len(pairs),
     }
 
 

@@ -89,7 +89,7 @@ def _measure(name: str, steps: int, seconds: float) -> dict[str, Any]:
     trainer.run()
     rows = []
     for one, times in zip(trainer.history.selections, listener.by_selection(), strict=True):
-        own_ms, _, full_ms, _ = np.median(times[~np.isnan(times[:, 0])], axis=0)
+        own_ms, _, full_ms = np.median(times[~np.isnan(times[:, 0])], axis=0)
         by_table = table.predict_ms(one.mask) / table.full_step_ms
         rows.append({
             "step": one.step,

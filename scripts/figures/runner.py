@@ -22,9 +22,10 @@ from resolutions import PREFIX, SCRIPT
 from elastic_trainer.cli.commands import parse_training, profiler_flags
 from elastic_trainer.runs.reader import is_finished, is_run, read_settings
 from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.settings import Settings
+from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.settings.flags import as_words
 from elastic_trainer.system.errors import Stopped, UserError
+from elastic_trainer.system.files import read_record
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,11 @@ class Run:
 
     @property
     def has_table(self) -> bool:
-        from elastic_trainer.timing.table_file import has_table
+        """Whether there is a timing table of this machine and its versions; its network is not looked at."""
+        from elastic_trainer.timing.table_file import other_setup
 
-        return has_table(self.settings)
+        path = self.table / TABLE_RECORD
+        return path.is_file() and other_setup(read_record(path)) is None
 
     @property
     def profile_words(self) -> list[str]:

@@ -1,5 +1,6 @@
 """train.pb trains in the TensorFlow of a board as train.tflite does in LiteRT."""
 
+import fcntl
 import importlib.util
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.signatures import TrainingFunctions
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import alone_in
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
@@ -42,7 +42,8 @@ def old_tensorflow(version: str, python_version: str) -> Path:
         f"{python} -m pip install -q -U pip<22",
         f"{python} -m pip install -q tensorflow=={version} protobuf<3.20 pillow",
     )
-    with alone_in(ROOT / "build" / folder.name):  # two tests may ask for it
+    with (ROOT / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two tests may ask for it
         if not (folder / "complete").exists():
             for command in commands:
                 done = subprocess.run(command.split(), capture_output=True, text=True, check=False)

@@ -1,8 +1,6 @@
 """What a run chooses: batch size, its parts, timing table, memory of images."""
 
 import json
-import math
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,6 @@ from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.settings import rate_at
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import write_json
 from elastic_trainer.timing.measuring import idle_training
 from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.profiling import profile_task
@@ -74,22 +71,6 @@ def without_table(words, tmp_path):
     return [*words[: words.index("--logdir")], *words[words.index("--logdir") + 2 : -1], "--logdir", str(tmp_path)]
 
 
-@pytest.fixture
-def table_file(words):
-    """The file of the measured table, as it was after the test."""
-    [path] = (folder_of(words) / "profiles").glob("*/profile.json")
-    content = path.read_text()
-    yield path
-    path.write_text(content)
-
-
-@pytest.fixture
-def trusted(monkeypatch):
-    """No table is doubted: they are measured on a busy machine."""
-    for name in ("MAX_ERROR", "MAX_FREE"):
-        monkeypatch.setattr(f"elastic_trainer.timing.table.{name}", math.inf)
-
-
 def test_a_run_without_a_timing_table_goes_by_flops_and_its_own_steps(words, tmp_path, capsys):
     """No table is left behind. Its first steps correct the selection: before steps 10 and 30 it selects again."""
     given = [*without_table(words, tmp_path), "--rho", "0.9", "--max_steps", "64", "--num_epochs", "40"]
@@ -99,25 +80,6 @@ def test_a_run_without_a_timing_table_goes_by_flops_and_its_own_steps(words, tmp
     rows = rows_of(tmp_path / "mine" / "selections.csv")
     assert [*dict.fromkeys(row["step"] for row in rows)] == ["0", "10", "30"]
     assert float(rows[0]["slowdown"]) != 1, "gradient passes say how fast the device is"
-
-
-def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, tmp_path, capsys):
-    shutil.copytree(folder_of(words) / "profiles", tmp_path / "profiles")
-    train_run(parse_training([*without_table(words, tmp_path), "--run_name", "other", "--batch_size", "2", "--plan"]))
-    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): times follow from FLOPs"
-    assert re.search(rf"no timing table in {tmp_path}/profiles/\S+_12_3_2\S* {sizes}", capsys.readouterr().out)
-
-
-def test_an_unreliable_timing_table_is_reported(words, table_file, capsys):
-    record = json.loads(table_file.read_text())
-    write_json(table_file, {**record, "fit": {**record["fit"], "median_error_percent": 31.0}})
-    doubt = "it predicts measured steps with a median error of 31%"
-    train_run(parse_training([*words, "second", *SHORT]))
-    assert f"the timing table is unreliable: {doubt}; again: python profiler.py" in capsys.readouterr().out
-    assert summary_of(words, "second")["table_doubt"] == doubt
-    (folder_of(words) / "second" / "summary.json").unlink()  # as if it had been interrupted
-    train_run(parse_training([*words, "second", "--resume", *SHORT]))
-    assert f"the timing table is unreliable: {doubt}; this run keeps it" in capsys.readouterr().out
 
 
 def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_refused(words, capsys, monkeypatch):

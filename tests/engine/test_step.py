@@ -11,7 +11,7 @@ from conftest import BATCH, make_small_model
 from small_images import pairs
 from small_networks import built_optimizer, values
 
-from elastic_trainer.engine.step import TrainStep, forward_pass
+from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification, classification_loss
 
 
@@ -96,7 +96,6 @@ def test_step_loss_includes_the_regularisers_of_the_model(small_data):
     expected = float(classification_loss(labels, model(images))) + 0.5 * np.sum(kernel**2)
     step = TrainStep(ImageClassification(model), built_optimizer("sgd", model, rate=1e-3, decay=0.0), BATCH)
     assert step(images, labels)[0] == pytest.approx(expected, rel=1e-5)
-    assert forward_pass(ImageClassification(model), BATCH)(images, labels) < expected
 
 
 def test_memory_stays_flat_over_12_selections():

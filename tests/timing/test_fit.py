@@ -72,14 +72,14 @@ def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
 def test_the_cheaper_way_equals_a_naive_comparison_and_never_gets_cheaper_with_depth(seed, copies):
     rng = np.random.default_rng(seed)
     t_fw_ms, features_mb = rng.exponential(size=12) * (rng.random(12) < 0.7), rng.exponential(size=12) * copies
-    fit = Fit(0.0, 1.0, 1.0, 0.8, None, None, 0, 0, reading_factor=0.5, writing_factor=0.7)
+    fit = Fit(0.0, 1.0, 1.0, 0.8, None, None, 0, 0, copying_factor=0.5)
     preprocessing_ms, misses = float(rng.choice([0.0, 0.5])), float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0]))
     recomputed_ms, prefix_ms = (0.8 * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
     costs = fit.forward_costs(t_fw_ms, preprocessing_ms, features_mb, misses)
     for depth in range(13):
         megabytes = features_mb[depth - 1] if depth else 0.0
         computed = (recomputed_ms[depth] + prefix_ms[depth], 0.0, False)
-        cached = (recomputed_ms[depth] + 0.5 * megabytes, misses * (prefix_ms[depth] + 0.7 * megabytes), True)
+        cached = (recomputed_ms[depth] + 0.5 * megabytes, misses * (prefix_ms[depth] + 0.5 * megabytes), True)
         is_possible = misses < 1 and prefix_ms[depth] > prefix_ms[12]
         expected = cached if is_possible and sum(cached[:2]) <= computed[0] else computed
         assert (costs.step_ms[depth], costs.caching_ms[depth], costs.is_cached[depth]) == pytest.approx(expected)

@@ -36,7 +36,7 @@ def test_trace_of_a_program_that_does_not_fold_batch_norm_is_recognised(small):
     folded = TrainStep(ImageClassification(model), built_optimizer("sgd", model), fixture.BATCH)
     assert foreign_trace.has_folded_batch_norm(trace, step)
     assert not foreign_trace.has_folded_batch_norm(trace, folded)
-    without_norm = OperationTrace({"head_1/MatMul": 1.0}, {"head_1/MatMul": "MatMul"}, 0.0, 1, ())
+    without_norm = OperationTrace({"head_1/MatMul": 1.0}, {"head_1/MatMul": "MatMul"}, 1, ())
     assert foreign_trace.has_folded_batch_norm(without_norm, folded)
 
 
@@ -55,7 +55,6 @@ def test_keras_2_names_match_by_layer_direction_and_kind(small):
     trace = OperationTrace(
         {keras2_name(name): 1.0 + i for i, name in enumerate(wanted)},
         {keras2_name(name): op.type for name, op in wanted.items()},
-        0.0,
         1,
         (),
     )
@@ -86,15 +85,15 @@ def test_rewritten_operations_match_their_origin(small):
     for (name, kind), expected in cases.items():
         types = {name: kind, "model/stem/Conv2D": "Conv2D"}
         op_ms, unmatched = foreign_trace.match_operations(
-            OperationTrace({name: 1.0, **fill}, types, 0.0, 1, ()), step, model
+            OperationTrace({name: 1.0, **fill}, types, 1, ()), step, model
         )
         taken = {op for op, ms in op_ms.items() if ms and not op.endswith("stem_1/convolution")}
         assert unmatched == 0
         assert {op.partition("small_classifier_1/")[2] for op in taken} == expected, name
     lost = {"model/elsewhere/Conv2D": 7.0, "gradient_tape/model/elsewhere/Softplus": 2.0, **fill}
     kinds = dict.fromkeys(lost, "Conv2D") | {"gradient_tape/model/elsewhere/Softplus": "Softplus"}
-    _, unmatched = foreign_trace.match_operations(OperationTrace(lost, kinds, 0.5, 1, ()), step, model)
-    assert unmatched == pytest.approx(9.5)
+    _, unmatched = foreign_trace.match_operations(OperationTrace(lost, kinds, 1, ()), step, model)
+    assert unmatched == pytest.approx(9.0)
 
 
 def test_trace_of_another_network_is_refused(small):
@@ -105,7 +104,7 @@ def test_trace_of_another_network_is_refused(small):
         if op.type in MATCHED_TYPES
     }
     foreign = {name: 10.0 if "Conv2D" in kind else 1.0 for name, kind in types.items()}
-    trace = OperationTrace(foreign, types, 0.0, 1, ())
+    trace = OperationTrace(foreign, types, 1, ())
     with pytest.raises(
         UserError, match=r"--from_trace: .* of its time matches no operation of small; give the --model_"
     ):

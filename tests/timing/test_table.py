@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from small_runs import SETTINGS
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import alone_in
 from elastic_trainer.system.machine import environment
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table_file import (
@@ -57,7 +55,7 @@ def test_saved_table_loads_unchanged(saved):
     folder = table_folder(network)
     assert folder.name == f"mobilenetv2-0.5_{SIZE}_{CLASSES}_{BATCH}"
     header = (folder / "table.csv").read_text().splitlines()[0]
-    assert header == "name,shape,order,t_dw_ms,t_dy_ms,t_fw_ms,kernel,features_mb"
+    assert header == "name,shape,t_dw_ms,t_dy_ms,t_fw_ms,kernels,features_mb"
     loaded = load(network, model)
     assert loaded.names == table.names and loaded.shapes == table.shapes and loaded.fit == table.fit
     np.testing.assert_array_equal(loaded.positions, table.positions)
@@ -69,13 +67,13 @@ def test_saved_table_loads_unchanged(saved):
 
 
 def test_features_that_take_room_take_time_and_the_solver_gets_the_largest_so_far(saved):
-    count, fit = len(saved[2].names), replace(saved[2].fit, reading_factor=0.5, writing_factor=0.25)
+    count, fit = len(saved[2].names), replace(saved[2].fit, copying_factor=0.5)
     features_mb = np.linspace(4, 1, count)  # the deeper the cut, the smaller
     table, loaded = saved_again(*saved, features_mb=features_mb, fit=fit)
     mask, misses = np.zeros(count, bool), 0.2
     mask[table.positions[3]] = True
     plain = replace(table, features_mb=np.zeros(count))
-    added_ms = (0.5 + 0.2 * 0.25) * features_mb[3]
+    added_ms = (0.5 + 0.2 * 0.5) * features_mb[3]
     assert loaded.predict_ms(mask, misses) == table.predict_ms(mask, misses)
     assert table.predict_ms(mask, misses) == pytest.approx(plain.predict_ms(mask, misses) + added_ms)
     assert (table.wall_t_dy_ms(misses) >= 0).all()
@@ -133,8 +131,8 @@ def test_missing_or_foreign_table_names_the_profiler_command(saved):
     ):
         with pytest.raises(UserError, match=f"not the timing table of this network.*{command}"):
             load(network, other)
-    (table_folder(network) / "table.csv").unlink()
-    with pytest.raises(UserError, match=f"no timing table in .*{command} --alpha 0.5 --input_size 8"):
+    (table_folder(network) / "profile.json").unlink()
+    with pytest.raises(UserError, match=f"cannot be read: No such file.*{command} --alpha 0.5 --input_size 8"):
         load(network, model)
 
 
@@ -149,25 +147,22 @@ def changed(**fields):
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "change",
     [
-        ("profile.json", lambda text: text[:100]),
-        ("profile.json", lambda text: ""),
-        ("profile.json", lambda text: "null"),
-        ("profile.json", lambda text: "\udcff"),
-        ("profile.json", changed(version=0)),
-        ("profile.json", changed(version=None)),
-        ("profile.json", changed(fit=None)),
-        ("profile.json", changed(memory={"forward_mb": 1.0})),
-        ("table.csv", lambda text: text.replace("0.", "fast", 1)),
-        ("table.csv", lambda text: text[: len(text) // 2]),
-        ("table.csv", lambda text: text.partition("\n")[2]),
-        ("table.csv", lambda text: text + "\udcff"),
+        lambda text: text[:100],
+        lambda text: "",
+        lambda text: "null",
+        lambda text: "\udcff",
+        changed(version=0),
+        changed(version=None),
+        changed(fit=None),
+        changed(tensors={"names": []}),
+        changed(memory={"forward_mb": 1.0}),
     ],
 )
-def test_a_damaged_table_and_one_of_another_version_is_one_line_that_names_the_file(name, change, saved):
+def test_a_damaged_table_and_one_of_another_version_is_one_line_that_names_the_file(change, saved):
     network, model, _ = saved
-    path = table_folder(network) / name
+    path = table_folder(network) / "profile.json"
     path.write_text(change(path.read_text()), errors="surrogateescape")
     with pytest.raises(UserError) as caught:
         load(network, model)
@@ -195,10 +190,10 @@ OTHER_ENVIRONMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "usable cores": ({"usable_cores": 999}, r"usable cores 999, here \d+"),
     "threads": (
         {"thread_settings": {"OMP_NUM_THREADS": "99"}},
-        r"thread settings OMP_NUM_THREADS=99, here \w+",
+        r"thread settings {'OMP_NUM_THREADS': '99'}, here {.*}",
     ),
     "several, and others that are not compared": (
-        {"machine": "pdp11", "system": "Multics", "cores": None, "python": "1.5.2"},
+        {"machine": "pdp11", "system": "Multics", "python": "1.5.2"},
         r"machine pdp11, here \w+; system Multics, here \w+",
     ),
 }
@@ -219,37 +214,4 @@ def test_table_of_a_trace_has_a_separate_folder_and_no_setup(saved):
     unknown = Fit(2.0, 1.0, 1.0, 1.0, None, None, 0, 0)
     _, loaded = saved_again(network, model, table, fit=unknown, details={})
     assert loaded.fit == unknown
-    assert other_setup(loaded.details) == "profiled on a different setup: no machine recorded"
-
-
-@pytest.mark.parametrize(
-    ("change", "doubt"),
-    [
-        ({}, None),
-        ({"median_error_percent": 14.0}, None),
-        ({"median_error_percent": 26.0}, "it predicts measured steps with a median error of 26%"),
-        ({"t_dw_factor": 0.0}, "computing weight gradients takes no time by it"),
-        ({"t_dy_factor": 0.0}, "passing the error on takes no time by it"),
-        ({"t_fw_factor": 0.0}, "the forward pass takes no time by it"),
-        ({"median_error_percent": None}, None),
-    ],
-)
-def test_a_fit_with_large_errors_or_a_part_for_free_is_doubtful(change, doubt, small_model):
-    table = make_table(small_model, t_fw_ms=1.0)
-    assert replace(table, fit=replace(table.fit, **change)).doubt == doubt
-
-
-def test_a_part_that_takes_no_time_by_its_trace_is_no_reason_for_doubt(small_model):
-    table = make_table(small_model, t_fw_ms=0.001)
-    assert replace(table, fit=replace(table.fit, t_fw_factor=0.0)).doubt is None
-
-
-def test_two_programs_do_not_write_a_table_at_the_same_time(tmp_path, small_model):
-    folder = table_folder(replace(SETTINGS, logdir=tmp_path))
-    with alone_in(folder):
-        other = threading.Thread(target=save_table, args=(make_table(small_model), SETTINGS, folder), daemon=True)
-        other.start()
-        other.join(0.2)
-        assert other.is_alive() and not [*folder.iterdir()]
-    other.join(20)
-    assert {path.name for path in folder.iterdir()} == {"table.csv", "profile.json"}
+    assert str(other_setup(loaded.details)).startswith("profiled on a different setup: tensorflow None, here 2.")
