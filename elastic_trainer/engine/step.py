@@ -131,8 +131,8 @@ class TrainStep(BatchFunction):
 
     def refresh(self) -> None:
         """Follow weights that do not train and were assigned from outside: what was computed from them is, again."""
-        for each in self._frozen.values():
-            each.refresh()
+        for variable, compute in self._frozen.values():
+            variable.assign(compute())
 
 
 def as_numbers(loss: tf.Tensor, measures: dict[str, tf.Tensor], rate: tf.Tensor) -> StepValues:

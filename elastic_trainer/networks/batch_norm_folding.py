@@ -10,6 +10,7 @@ as they are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -19,12 +20,15 @@ import keras
 import tensorflow as tf
 
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
-from elastic_trainer.networks.graphs import functional_graph, graph_nodes, is_graph
+from elastic_trainer.networks.graphs import functional_graph, graph_nodes, is_graph, nested_graphs
 
 _LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
 # Multiply-adds of the forward pass up to which a product of matrices with its gradients is at least as fast as the
 # pointwise convolution: beyond, it was up to 1.2 times slower (docs/log/step_time.md).
 LARGEST_PRODUCT = 250e6
+
+# By layer and kind ("kernel" or "bias"): a variable outside the network, and what computes its value.
+FrozenValues = Mapping[tuple[Any, str], tuple[tf.Variable, Callable[[], tf.Tensor]]]
 
 
 class Pair(NamedTuple):
@@ -35,35 +39,27 @@ class Pair(NamedTuple):
     padding: keras.layers.ZeroPadding2D | None = None  # that only `layer` reads, if it pads as TensorFlow's "same" does
 
     @property
+    def tensors(self) -> list[keras.Variable]:
+        """The kernel, beta and the bias, as far as there are any, and gamma last."""
+        every = self.layer.kernel, self.norm.beta, self.layer.bias, self.norm.gamma
+        return [variable for variable in every if variable is not None]
+
+    @property
     def kernel_variables(self) -> list[keras.Variable]:
         """What the folded kernel depends on and may train: the kernel, then gamma if there is one."""
         return [self.layer.kernel, *([self.norm.gamma] if self.norm.scale else [])]
 
     @property
-    def bias_variables(self) -> list[keras.Variable]:
-        """What only the folded bias depends on and may train: the bias, then beta, as far as there are any."""
-        found = [self.layer.bias if self.layer.use_bias else None, self.norm.beta if self.norm.center else None]
-        return [variable for variable in found if variable is not None]
-
-    @property
-    def tensors(self) -> list[keras.Variable]:
-        """The kernel, beta and the bias, as far as there are any, and gamma last."""
-        kernel, *gamma = self.kernel_variables
-        return [kernel, *reversed(self.bias_variables), *gamma]
-
-    @property
     def parts(self) -> tuple[tuple[str, Callable[[], tf.Tensor], list[keras.Variable]], ...]:
         """What is folded: its kind, a function that computes it, and the variables that it depends on."""
-        _, *gamma = self.kernel_variables
-        return ("kernel", self.kernel, self.kernel_variables), ("bias", self.bias, [*gamma, *self.bias_variables])
+        return ("kernel", self.kernel, self.kernel_variables), ("bias", self.bias, self.tensors[1:])
 
     def is_worth_it(self, trained: Collection[int]) -> bool:
         """Whether folding saves time if the variables with these `id`s train.
 
         In a folded pair gamma's gradient needs the kernel's, which costs more if the kernel does not train.
         """
-        kernel, *gamma = self.kernel_variables
-        return id(kernel) in trained or not any(id(variable) in trained for variable in gamma)
+        return id(self.layer.kernel) in trained or id(self.norm.gamma) not in trained
 
     def scale(self) -> tf.Tensor:
         """What each channel is multiplied by, float32 [channels]."""
@@ -87,24 +83,13 @@ class Pair(NamedTuple):
         return bias + tf.cast(self.norm.beta.value, tf.float32) if self.norm.center else bias
 
 
-class Frozen(NamedTuple):
-    """What depends on frozen tensors alone: a variable outside the network, and a function that computes its value."""
-
-    variable: tf.Variable
-    compute: Callable[[], tf.Tensor]
-
-    def refresh(self) -> None:
-        """Compute the value again: the tensors have changed."""
-        self.variable.assign(self.compute())
-
-
-def frozen_values(model: keras.Model, trained: Collection[int]) -> dict[tuple[Any, str], Frozen]:
-    """The folded kernels and biases that depend on no variable with an `id` in `trained`, by layer and kind.
+def frozen_values(model: keras.Model, trained: Collection[int]) -> FrozenValues:
+    """The folded kernels and biases that depend on no variable with an `id` in `trained`.
 
     They are made before the function that uses them is traced: no variable can be made within.
     """
     return {
-        (pair.layer, kind): Frozen(tf.Variable(compute(), trainable=False), compute)
+        (pair.layer, kind): (tf.Variable(compute(), trainable=False), compute)
         for pair in find_pairs(model)
         if pair.is_worth_it(trained)
         for kind, compute, variables in pair.parts
@@ -117,16 +102,20 @@ def find_pairs(model: keras.Model) -> list[Pair]:
 
     Layers within layers that are no such model stay as they are: what those compute is not known.
     """
-    graphs, opaque = _graphs(model)
-    readers_of: dict[Any, set[Any]] = {}  # what reads each layer's outputs; None: they leave the model
-    sources_of: dict[Any, set[Any]] = {}  # what each layer reads
-    for graph in graphs:
-        producer = {id(tensor): node.operation for node in graph_nodes(graph) for tensor in node.outputs}
-        reading = [(node.operation, tensor) for node in graph_nodes(graph) for tensor in node.input_tensors]
-        for reader, tensor in [*reading, *((None, tensor) for tensor in functional_graph(graph).outputs)]:
-            source = producer.get(id(tensor))
-            readers_of.setdefault(source, set()).add(reader)
-            sources_of.setdefault(reader, set()).add(source)
+    graphs = nested_graphs(model)
+    nodes = [node for graph in graphs for node in graph_nodes(graph)]
+    producer = {id(tensor): node.operation for node in nodes for tensor in node.outputs}
+    reads = [(node.operation, tensor) for node in nodes for tensor in node.input_tensors]
+    reads += [(None, tensor) for graph in graphs for tensor in functional_graph(graph).outputs]
+    readers_of, sources_of = defaultdict[Any, set[Any]](set), defaultdict[Any, set[Any]](set)
+    for reader, tensor in reads:
+        source = producer.get(id(tensor))
+        readers_of[source].add(reader)
+        sources_of[reader].add(source)
+    layers = {node.operation for node in nodes if isinstance(node.operation, keras.layers.Layer)}
+    opaque = {
+        id(inner) for layer in layers if not is_graph(layer) for inner in layer._flatten_layers(include_self=False)
+    }
     pairs = []
     for norm, sources in sources_of.items():
         [layer, *others] = sources
@@ -136,21 +125,6 @@ def find_pairs(model: keras.Model) -> list[Pair]:
             is_own = not more and readers_of[before] == {layer} and id(before) not in opaque
             pairs.append(Pair(layer, norm, before if is_own and _pads_as_same(before, layer) else None))
     return pairs
-
-
-def _graphs(model: keras.Model) -> tuple[list[keras.Model], set[int]]:
-    """The functional models in `model`, itself included, and the `id`s of layers that something else calls too."""
-    if not is_graph(model):
-        return [], {id(layer) for layer in model._flatten_layers()}
-    graphs, opaque = [model], set()
-    for layer in {id(node.operation): node.operation for node in graph_nodes(model)}.values():
-        if isinstance(layer, keras.Model):
-            inner, hidden = _graphs(layer)
-            graphs += inner
-            opaque |= hidden
-        elif isinstance(layer, keras.layers.Layer):
-            opaque |= {id(inner) for inner in layer._flatten_layers(include_self=False)}
-    return graphs, opaque
 
 
 def _fits(layer: Any, norm: Any) -> bool:
@@ -174,7 +148,7 @@ def _fits(layer: Any, norm: Any) -> bool:
 def folded_batch_norm(
     model: keras.Model,
     trained: Collection[int] | None = None,
-    frozen: Mapping[tuple[Any, str], Frozen] | None = None,
+    frozen: FrozenValues | None = None,
     with_products: bool = True,
     rows: int | None = None,
 ) -> Iterator[list[Pair]]:
@@ -191,7 +165,7 @@ def folded_batch_norm(
 
     def value(pair: Pair, kind: str, compute: Callable[[], tf.Tensor], variables: list[keras.Variable]) -> tf.Tensor:
         if frozen is not None and (pair.layer, kind) in frozen:
-            return tf.convert_to_tensor(frozen[pair.layer, kind].variable)
+            return tf.convert_to_tensor(frozen[pair.layer, kind][0])
         if trained is None or any(id(variable) in trained for variable in variables):
             return compute()
         with tf.init_scope():  # outside the traced function

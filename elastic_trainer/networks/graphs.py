@@ -27,18 +27,17 @@ def is_graph(layer: Any) -> bool:
 
 
 def graph_nodes(model: Any) -> list[Any]:
-    """The nodes of a model's graph, its inputs left out; none if it has no graph."""
-    nodes_by_depth = getattr(functional_graph(model), "_nodes_by_depth", {})
+    """The nodes of a functional or sequential model, its inputs left out."""
+    nodes_by_depth = functional_graph(model)._nodes_by_depth
     return [node for nodes in nodes_by_depth.values() for node in nodes if not node.is_input]
 
 
-def nested_nodes(model: Any) -> list[Any]:
-    """The nodes of a model's graph and of the graphs of the models in it, each model once."""
-    import keras
-
-    nodes = graph_nodes(model)
-    inner = {id(node.operation): node.operation for node in nodes if isinstance(node.operation, keras.Model)}
-    return [*nodes, *itertools.chain.from_iterable(map(nested_nodes, inner.values()))]
+def nested_graphs(model: Any) -> list[Any]:
+    """The functional and sequential models in `model`, itself first; none if it has no graph."""
+    if not is_graph(model):
+        return []
+    inner = {id(node.operation): node.operation for node in graph_nodes(model)}
+    return [model, *itertools.chain.from_iterable(map(nested_graphs, inner.values()))]
 
 
 def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:

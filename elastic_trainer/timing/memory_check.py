@@ -17,7 +17,7 @@ from elastic_trainer.engine.memory import MemoryBudget, Needed, StepMemory, step
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
-from elastic_trainer.networks.graphs import nested_nodes
+from elastic_trainer.networks.graphs import graph_nodes, nested_graphs
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.machine import release_memory
@@ -40,8 +40,8 @@ class TracedSteps:
 
     def certainly_fit(self, batch_size: int) -> bool:
         """Whether there is more than training on such a batch can take, whatever it trains; nothing is traced."""
-        outputs = [output for node in nested_nodes(self.model) for output in node.outputs]
-        values = sum(prod(size or 1 for size in output.shape[1:]) for output in outputs)
+        nodes = [node for graph in nested_graphs(self.model) for node in graph_nodes(graph)]
+        values = sum(prod(size or 1 for size in output.shape[1:]) for node in nodes for output in node.outputs)
         weights_mb = variables_mb(self.model.variables)
         return self.memory.fits(OUTPUTS_FACTOR * 4e-6 * batch_size * values + WEIGHTS_FACTOR * weights_mb + BESIDE_MB)
 
