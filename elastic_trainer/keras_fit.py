@@ -297,7 +297,7 @@ class Fit:
         pays = steps_left * off * full_ms >= MARGIN * 1e3 * sum(selection.seconds.values())
         if off <= CLOSE or self._corrections == CORRECTIONS or not pays:
             return
-        table = scheme.table.scaled((full_ms - waiting_ms) / scheme.table.full_step_ms)
+        table = scheme.budget.table.scaled((full_ms - waiting_ms) / scheme.budget.table.full_step_ms)
         self._corrections += 1
         scheme.follow(sharpened(table, selection.mask, elastic_ms - waiting_ms), self.engine.history.step)
         self._times.clear()

@@ -153,15 +153,6 @@ class Random(ImportanceEvaluator):
         return np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))
 
 
-class NoImportance(ImportanceEvaluator):
-    """I_k = 0, for a Tensor Selector that needs no importance. Gradient passes still measure the device's speed."""
-
-    reads_gradients = False
-
-    def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        return np.zeros(len(self._model.trainable_variables))
-
-
 def _mean(each: Iterable[tuple[list[tf.Tensor], float]]) -> list[tf.Tensor]:
     """The mean of lists of tensors by their weights; one of them is alive at a time beside their sum."""
     sums, weights = list[tf.Tensor](), 0.0

@@ -104,7 +104,7 @@ def elastic_masks(
     for rho in rhos:
         feasible = [misses for misses in (1.0, 0.0) if rho >= smallest_rho(table, head, misses)]
         if feasible:
-            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, misses=feasible[0]).mask
+            masks[f"rho {rho:g}"] = select_tensors(table, importance, head, rho, misses=feasible[0])
     return masks
 
 
