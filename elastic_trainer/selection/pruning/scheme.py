@@ -39,7 +39,7 @@ from elastic_trainer.engine.task import CompiledTask, classification_loss
 from elastic_trainer.networks.saved_model import check_saving
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
-from elastic_trainer.selection.pruning.dead_channels import ChannelContributions, median_contribution
+from elastic_trainer.selection.pruning.dead_channels import ChannelContributions
 from elastic_trainer.selection.pruning.rebuild import rebuild_model, rebuild_network
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
@@ -121,7 +121,8 @@ class PruneTrainScheme(Scheme):
         contributions = ChannelContributions(channels, model, images)
         self._batches_drawn += batches
         if not self._medians:
-            self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
+            alive = {name: values[values > 0] for name, values in contributions.by_reader.items()}
+            self._medians = {name: float(np.median(values)) if len(values) else 0.0 for name, values in alive.items()}
         thresholds = {name: self._threshold * median for name, median in self._medians.items()}
         kept = contributions.kept(thresholds, self._multiple)
         if kept.all():
