@@ -124,10 +124,10 @@ class Fit:
             return self._keras_function(iterator)
         if self.elastic is None:
             task = _checked_task(self.model, iterator.element_spec, self._asked.settings.memory is not None)
-            self._payoff = Payoff(self._asked.settings.rho, self.model)
+            self._payoff = Payoff(self._asked.settings.rho, task)
             self.elastic = ElasticSteps(task, self._asked, self._params, self._first_epoch or 0, self._payoff)
         if self.phase is Phase.WAITS or (self.phase is Phase.COMPARES and self._times.wants_full):
-            return self._train_everything(self.elastic, iterator)
+            return self._train_everything(iterator)
         if self.engine is None and self.elastic.task.head.all():
             alone = "every tensor belongs to the head, which always trains"
             why = alone if len(self.elastic.task.head) else "no tensor is trainable"
@@ -138,7 +138,7 @@ class Fit:
         except UserError as error:  # it names the callback's arguments, not flags of a command
             raise UserError(str(error).replace("--", "")) from error
 
-    def _train_everything(self, elastic: ElasticSteps, iterator: Any) -> dict[str, Any]:
+    def _train_everything(self, iterator: Any) -> dict[str, Any]:
         """One call of Keras' own function, timed; once enough are, decide if the number of steps is known."""
         start, count, steps = _now_ms(), self.model.steps_per_execution, self._params.get("steps")
         logs = self._keras_function(iterator)
@@ -148,12 +148,8 @@ class Fit:
         self.mark_stale()  # folded kernels have trained
         if self.phase is Phase.COMPARES:
             self._times.full.append(call_ms / count)
-        elif self._payoff.record_call(call_ms, count):
-            if not self._payoff.has_compiled:
-                _ = elastic.task.variables  # traces the forward pass
-                self._payoff.tracing_ms = _now_ms() - self._last_end_ms
-            if steps:
-                self._follow(self._payoff.decide((self._params["epochs"] - self._epoch) * steps - self._epoch_steps))
+        elif self._payoff.record_call(call_ms, count) and steps:
+            self._follow(self._payoff.decide((self._params["epochs"] - self._epoch) * steps - self._epoch_steps))
         return logs
 
     def _train_elastic(self, elastic: ElasticSteps, iterator: Any) -> dict[str, Any]:

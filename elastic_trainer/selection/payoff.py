@@ -8,9 +8,11 @@ which takes about as long as the first call of the full one.
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
@@ -84,18 +86,14 @@ class Payoff:
 
     Args:
         rho: asked share of a full step's time.
-        model: compiled. Where its optimizer has made a step, weights may have moved in a fit before this one.
-
-    Attributes:
-        tracing_ms: what tracing the forward pass took, where no call has compiled (`has_compiled`).
+        task: of a compiled model. Where its optimizer has made a step, weights may have moved in a fit before this one.
     """
 
-    def __init__(self, rho: float, model: keras.Model) -> None:
-        vectors = [each.numpy() for each in model.trainable_variables if len(each.shape) == 1]
-        self._rho, self._is_new = rho, int(model.optimizer.iterations.numpy()) == 0
-        self._moved, self._count = vectors_moved(vectors)
-        self.tracing_ms, self._first_call_ms = 0.0, 0.0
-        self._step_ms = deque[float](maxlen=LATEST_STEPS)
+    def __init__(self, rho: float, task: CompiledTask) -> None:
+        vectors = [each.numpy() for each in task.model.trainable_variables if len(each.shape) == 1]
+        self._rho, self._task, (self._moved, self._count) = rho, task, vectors_moved(vectors)
+        self._is_new = int(task.model.optimizer.iterations.numpy()) == 0
+        self._first_call_ms, self._step_ms = 0.0, deque[float](maxlen=LATEST_STEPS)
         self._losses: dict[str, list[float]] = {"val_loss": [], "loss": []}
 
     def record_call(self, call_ms: float, steps: int = 1) -> bool:
@@ -117,20 +115,25 @@ class Payoff:
         """Wall time of a full step."""
         return statistics.median(self._step_ms)
 
-    @property
-    def has_compiled(self) -> bool:
-        """Whether the first call did; else an earlier fit has."""
-        return self._first_call_ms > COMPILED * self.full_ms
+    @cached_property
+    def switching_ms(self) -> float:
+        """What changing to the upper part takes: about as much as compiling the full step did.
+
+        If an earlier fit has compiled that, tracing the forward pass says it.
+        """
+        if self._first_call_ms > COMPILED * self.full_ms:
+            return self._first_call_ms - self.full_ms
+        start = time.perf_counter()
+        _ = self._task.variables  # traces it
+        return COMPILING * 1e3 * (time.perf_counter() - start)
 
     def decide(self, steps_left: int) -> Decision:
         """What to do in the `steps_left` of the fit."""
         if len(self._step_ms) < TIMED_STEPS:
             return Decision(Phase.WAITS, "")
         left_ms = steps_left * self.full_ms
-        # Changing to the upper part takes about as much as compiling the full step did, or by the tracing.
-        switching_ms = max(self._first_call_ms - self.full_ms, COMPILING * self.tracing_ms)
-        if (1 - self._rho) * left_ms < MARGIN * switching_ms:
-            cost = f"{switching_ms / 1e3:.0f} s of measuring and compiling"
+        if (1 - self._rho) * left_ms < MARGIN * self.switching_ms:
+            cost = f"{self.switching_ms / 1e3:.0f} s of measuring and compiling"
             why = f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}"
             return Decision(Phase.LEFT, f"{why}; {ALONE}")
         evidence = f"{self._moved} of {self._count} biases and scales have left the constants where they start"

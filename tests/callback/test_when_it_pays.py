@@ -41,8 +41,8 @@ def test_a_loss_has_settled_if_the_later_half_of_epochs_hardly_lowered_it(losses
 def timed(vectors=TRAINED, is_new=True, first_ms=5000.0):
     weights = [keras.Variable(vector) for vector in [*vectors, np.ones((2, 2))]]
     optimizer = SimpleNamespace(iterations=keras.Variable(0 if is_new else 7, dtype="int32"))
-    model: Any = SimpleNamespace(trainable_variables=weights, optimizer=optimizer)
-    payoff = Payoff(0.5, model)
+    task: Any = SimpleNamespace(model=SimpleNamespace(trainable_variables=weights, optimizer=optimizer), variables=None)
+    payoff = Payoff(0.5, task)
     assert payoff.decide(10_000) == (Phase.WAITS, "")
     for call in range(11):
         is_timed_now = payoff.record_call(100.0 if call else first_ms)
