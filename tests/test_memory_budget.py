@@ -159,7 +159,7 @@ def test_importance_in_parts_of_a_batch_is_that_of_the_batch(network):
     model, data, _ = network
     task, batches = CompiledTask(model, *data.specs), data.importance_batches(0, 2)
     whole, parts = ImportanceEvaluator(task, BATCH), ImportanceEvaluator(task, BATCH)
-    parts.set_micro_batch(4)
+    parts.rows = 4
     for count in (1, 2):
         found, expected = (one.importance(model.optimizer, batches[:count]) for one in (parts, whole))
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)

@@ -70,7 +70,7 @@ class ElasticScheme(Scheme):
         self._select_tensors, self._max_depth = partial(select, **fillers), len(table.names)
         self._rows, self._passes_fit = part_rows(data.full_batch, settings.micro_batch), True
         if self._rows < data.full_batch:
-            self._evaluator.set_micro_batch(self._rows)
+            self._evaluator.rows = self._rows
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
@@ -145,7 +145,7 @@ class ElasticScheme(Scheme):
                 what = "measuring importance, even with one image at a time,"
                 raise memory.refuse(what, lambda *_: pass_mb(1), size, others=[UNMEASURED])
             rows = part_rows(rows, fitting)
-            self._evaluator.set_micro_batch(rows)
+            self._evaluator.rows = rows
         if self._reads_gradients or self._measures_speed:
             self._measuring_mb = pass_mb(rows)
 
