@@ -15,9 +15,10 @@ from typing import Any
 
 import keras
 
-from elastic_trainer.keras_fit import Asked, Fit, Phase
+from elastic_trainer.keras_fit import Asked, Fit
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.named import SCHEMES
+from elastic_trainer.selection.payoff import Phase
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import memory_size
 from elastic_trainer.system.errors import UserError, not_one_of
@@ -142,10 +143,6 @@ class ElasticTraining(keras.callbacks.Callback):
         if is_elastic and self.model.train_function != self._train_function:
             raise UserError("the model was compiled again during fit, without ElasticTraining; compile it before fit")
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if self._fit is not None:  # else it is not a fit that tests
-            self._fit.end_steps()
-
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._fit.end_epoch(epoch, logs or {})
 
@@ -160,7 +157,8 @@ class ElasticTraining(keras.callbacks.Callback):
         Calls of others, such as of `train_on_batch` in a callback, or of a later fit without this one, are Keras' own.
         """
         is_called, self._is_called = self._is_called, False
-        self._fit.is_stale |= not is_called
+        if not is_called:
+            self._fit.mark_stale()
         results: dict[str, Any] = (self._fit.train if is_called else self._keras_function)(iterator)
         return results
 

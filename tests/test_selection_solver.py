@@ -162,19 +162,16 @@ def test_negative_budget_selects_nothing():
 
 
 @pytest.mark.parametrize(
-    ("t_dy", "t_dw", "importance", "message"),
+    ("arguments", "message"),
     [
-        ([1, 2], [1], [1, 1], "one length"),
-        ([1, -2], [1, 1], [1, 1], "negative"),
-        ([1, np.nan], [1, 1], [1, 1], "finite"),
-        ([1, 1], [1, 1], [1, np.inf], "finite"),
+        (([1, 2], [1], [1, 1], 2.0), "one length"),
+        (([1, -2], [1, 1], [1, 1], 2.0), "negative"),
+        (([1, np.nan], [1, 1], [1, 1], 2.0), "finite"),
+        (([1, 1], [1, 1], [1, np.inf], 2.0), "finite"),
+        (([1, 1], [1, 1], [1, 1], np.nan), "budget must be finite"),
+        (([1.5], [1.5], [1.0], 3.0, 0), "time_resolution"),
     ],
 )
-def test_bad_input_is_refused(t_dy, t_dw, importance, message):
+def test_bad_input_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        selection_DP(t_dy, t_dw, importance, 0.5)
-
-
-def test_time_resolution_below_one_is_refused():
-    with pytest.raises(ValueError, match="time_resolution"):
-        solve([1.5], [1.5], [1.0], 3.0, 0)
+        solve(*arguments)

@@ -31,13 +31,16 @@ import numpy as np
 
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Plan, Selection
+from elastic_trainer.selection.select import Selection, step_limit_ms
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.estimate import sharpened
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table import StepPrediction, TimingTable
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
+# Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most
+# OVERRUN beyond the budget.
+SHORTFALL, OVERRUN = 0.05, 0.01
 CORRECTION_BOUND = 1.25  # beyond this a wrong table is more likely than a wrong prediction
 ESTIMATE_BOUND, ESTIMATE_ERROR = 3.0, 0.3  # the same two of an estimated table
 CORRECTED_AFTER = (10, 30)  # steps of a run whose table is estimated, before which it selects once more
@@ -100,7 +103,7 @@ class RhoBudget:
     def __init__(self, table: TimingTable, head: np.ndarray, rho: float | None, misses: float = 1.0) -> None:
         self.table, self.correction, self.slowdown = table, 1.0, 1.0
         self.smallest_rho = smallest_rho(table, head, misses)
-        self._step_ms = self._caching_ms = 0.0  # of the latest plan, in table time
+        self._step_ms = self._caching_ms = 0.0  # of the latest selection, in table time
         self._known: list[tuple[list[bool], float]] = []  # measured selections, by which an estimate was corrected
         if rho is not None and rho < self.smallest_rho:
             raise UserError(
@@ -114,6 +117,11 @@ class RhoBudget:
     def table_rho(self) -> float:
         """`rho` in table time, over the table's full step."""
         return self.rho / self.correction if self.rho < 1 else 1.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no selection was made by its table."""
+        return not self._step_ms
 
     def allow(self, progress: Progress) -> RhoBudget:
         """Itself, for the next selection: corrected by what was measured since the last one."""
@@ -137,6 +145,18 @@ class RhoBudget:
         self.slowdown = statistics.median(progress.slowdowns[-GRADIENT_PASSES[0] :] or [1.0])  # by the latest passes
         return self
 
+    def is_close(self, best: StepPrediction, current: StepPrediction, misses: float, progress: Progress) -> bool:
+        """Whether the `current` steps may stay, although the `best` ones within the budget, with `misses`, are others.
+
+        A new selection needs a new graph and new features, which a few tensors more or less are not worth; nor is a
+        change that takes longer than it saves in the steps that are left.
+        """
+        limit_ms = step_limit_ms(self.table, self.table_rho, misses)
+        best_ms, current_ms = best.step_ms + best.caching_ms, current.step_ms + current.caching_ms
+        changing_ms = 1e3 * (progress.selection_seconds or 0.0) / self.slowdown
+        is_as_large = best_ms - SHORTFALL * limit_ms <= current_ms <= (1 + OVERRUN) * limit_ms
+        return is_as_large or abs(best_ms - current_ms) <= changing_ms / (progress.total_steps - progress.step)
+
     def _sharpen(self, mask: list[bool], step_ms: float) -> None:
         """Correct the table by a selection that was measured, in table time, instead of all selections alike."""
         table = sharpened(self.table, np.array(mask), step_ms)
@@ -144,34 +164,34 @@ class RhoBudget:
             self.table, self.correction = table, 1.0
             self._known.append((mask, step_ms))
 
-    def adopt(self, plan: Plan, knows_time: bool = True) -> Selection:
-        """Note what the steps of `plan`, which come next, take; it in wall time, unless that is not known."""
-        self._step_ms, self._caching_ms = plan.step_ms, plan.caching_ms
+    def adopt(
+        self,
+        mask: np.ndarray,
+        prediction: StepPrediction,
+        importance: np.ndarray | None = None,
+        knows_time: bool = True,
+    ) -> Selection:
+        """Note what the next steps take, which train `mask`; their selection in wall time, unless that is not known."""
+        self._step_ms, self._caching_ms, uses_features = prediction
         return Selection(
-            plan.mask,
-            plan.importance,
-            predicted_step_ms=plan.step_ms * self.slowdown * self.correction if knows_time else None,
+            mask,
+            importance,
+            predicted_step_ms=self._step_ms * self.slowdown * self.correction if knows_time else None,
             budget_step_ms=self.rho * self.table.full_step_ms * self.slowdown if knows_time else None,
-            uses_features=plan.uses_features,
+            uses_features=uses_features,
             rho=self.rho,
             slowdown=self.slowdown,
             correction=self.correction,
         )
-
-    def follow(self, table: TimingTable, head: np.ndarray) -> None:
-        """Go by another table of the same network from now on."""
-        self.table, self.smallest_rho = table, smallest_rho(table, head)
-        self._step_ms = self._caching_ms = 0.0
 
     def to_record(self) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
         return {name: getattr(self, name) for name in self.kept}
 
     def resume(self, record: dict[str, Any]) -> None:
-        """Continue from what `to_record` returned."""
-        if self.table.is_estimate:  # else profiler.py has measured one since
-            for mask, step_ms in record["_known"]:
-                self._sharpen(mask, step_ms)
+        """Continue from what `to_record` returned, of the same table."""
+        for mask, step_ms in record["_known"]:
+            self._sharpen(mask, step_ms)
         for name in self.kept:
             setattr(self, name, record[name])
 
@@ -188,11 +208,10 @@ def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> flo
 
 def first_misses(data: ShuffledData, settings: Settings) -> float:
     """`misses` of the steps until the second selection; 1 without a cache."""
+    if settings.feature_cache == "off":
+        return 1.0
     schedule = Schedule.of(settings, data.steps_per_epoch)
-    steps = schedule.total_steps
-    if settings.interval is not None:
-        steps = min(math.ceil(settings.interval * data.steps_per_epoch), steps)
-    return 1.0 if settings.feature_cache == "off" else feature_misses(data, steps)
+    return feature_misses(data, [*schedule.selection_steps(settings.interval), schedule.total_steps][1])
 
 
 def gradient_pass_steps(ends: Sequence[int]) -> set[int]:

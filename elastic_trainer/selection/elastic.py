@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from elastic_trainer.datasets.batches import Batch, part_rows
 from elastic_trainer.engine.memory import MemoryBudget, variables_mb
@@ -19,30 +23,29 @@ from elastic_trainer.selection.budget import (
     feature_misses,
     first_misses,
     gradient_pass_steps,
+    smallest_rho,
 )
 from elastic_trainer.selection.importance import ImportanceEvaluator
-from elastic_trainer.selection.schedule import Schedule, Turns
+from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
-from elastic_trainer.selection.select import Plan, Selection, keep_if_close, select_tensors
-from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.selection.select import Selection, deepest_within, select_tensors
+from elastic_trainer.timing.table import StepPrediction, TimingTable
 
 # Copies of all weights while importance is measured, beside a step: sums of gradients, updates, what is restored.
 MEASURED_WEIGHTS = 3
+UNMEASURED = "--train_type elastic_training_upper_part, which measures none"
 
 
 class ElasticScheme(Scheme):
     """The most important tensors that fit into the time budget, measured again every `settings.interval` epochs.
 
-    A subclass may override `keep`, the rule by which the current selection stays, and `plan`, when selections are due.
-
     Args:
         context: with a timing table.
-        importance: makes the Tensor Importance Evaluator, from the task and the batch size.
+        importance: makes the Tensor Importance Evaluator, from the task and the batch size; None: none is measured.
         select: the Tensor Selector, with the arguments of `select_tensors`.
 
     Attributes:
-        budget: what a selection may cost.
+        budget: what a selection may cost, with the timing table.
 
     Raises:
         UserError: even training the head alone takes more than `settings.rho`.
@@ -51,20 +54,23 @@ class ElasticScheme(Scheme):
     def __init__(
         self,
         context: SchemeContext,
-        importance: Callable[[Task, int | None], ImportanceEvaluator] = ImportanceEvaluator,
-        select: Callable[..., Plan] = select_tensors,
+        importance: Callable[[Task, int | None], ImportanceEvaluator] | None = ImportanceEvaluator,
+        select: Callable[..., np.ndarray] = select_tensors,
     ) -> None:
         task, data, settings, table = context
         assert table is not None, "elastic training needs a timing table"
         self.budget = RhoBudget(table, task.head, settings.rho, first_misses(data, settings))
         self.data, self.settings, self.head, self._digest = data, settings, task.head, table.digest()
-        self._weights_mb = variables_mb(task.model.trainable_variables)
-        self._evaluator, self._select_tensors = importance(task, data.batch_size), select
-        self._rows, self._has_new_table = part_rows(data.full_batch, settings.micro_batch), False
+        self._weights_mb, self._measuring_mb = variables_mb(task.model.trainable_variables), 0.0
+        # Without importance, its gradient passes still measure the device's speed.
+        self._evaluator = (importance or ImportanceEvaluator)(task, data.batch_size)
+        self._measures = importance is not None
+        self._reads_gradients = self._measures and self._evaluator.reads_gradients
+        fillers = {"has_fillers": True} if settings.has_fillers and self._measures else {}
+        self._select_tensors, self._max_depth = partial(select, **fillers), len(table.names)
+        self._rows, self._passes_fit = part_rows(data.full_batch, settings.micro_batch), True
         if self._rows < data.full_batch:
-            self._evaluator.set_micro_batch(self._rows)
-        self._max_depth, self._measuring_mb = len(self.table.names), 0.0
-        self._passes_fit = self._measures_speed = True
+            self._evaluator.rows = self._rows
         self.plan(Schedule.of(settings, data.steps_per_epoch))
 
     def select(self, progress: Progress, state: TrainState) -> Selection:
@@ -78,133 +84,106 @@ class ElasticScheme(Scheme):
         with _timed(seconds, "importance"):
             # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
             # optimizer would make, and the gradient g after it.
-            batches = self.data.importance_batches(self._turns.due[progress.step], self.settings.importance_batches)
-            importance = self._evaluator.importance(state.optimizer, batches)
+            index = bisect_right(self._ends, progress.step) - 1
+            batches = self.data.importance_batches(index, self.settings.importance_batches)
+            importance = self._evaluator.importance(state.optimizer, batches) if self._measures else None
             # The budget (section 3.3): ρ·T_full. `RhoBudget.allow` corrects it by how slow the device is now, and by
             # how long the latest steps took.
             budget = self.budget.allow(self._with_speed(progress, batches[0]))
-        while True:
+        # Beyond the paper: cached features, if they turn out to be possible.
+        for caches in (True, False) if progress.features_possible else (False,):
+            progress = progress._replace(features_possible=caches)
             with _timed(seconds, "solve"):
                 # The solver (section 6): `select_tensors` puts the problem to `selection_solver_DP.solve`.
-                steps = self._turns.steps(progress.step)
-                misses = feature_misses(self.data, steps) if progress.features_possible else 1.0
-                best = self._select_tensors(
-                    self.table, importance, self.head, budget.table_rho, misses, self._max_depth
-                )
-                plan = self.keep(best, progress)
+                table, rho, misses = budget.table, budget.table_rho, self._misses(progress)
+                best = self._select_tensors(table, importance, self.head, rho, misses, self._max_depth)
+                mask, prediction = self._kept(best, misses, progress)
             with _timed(seconds, "trace"):
                 # The compiled step: it watches these tensors only, so TensorFlow leaves out every gradient operation
                 # that none of them needs.
-                state.adopt(plan.mask, plan.uses_features)
-            if not plan.uses_features or state.features.split is not None:
+                state.adopt(mask, prediction.uses_features)
+            if not prediction.uses_features or state.features.split is not None:
                 break
-            # Beyond the paper: cached features were counted on, and are not possible.
-            progress = progress._replace(features_possible=False, feature_steps=0)
-        selection = self.budget.adopt(plan, self._measures_speed or not self.table.is_estimate)
+        knows_time = self._measures_speed or not table.is_estimate
+        selection = budget.adopt(mask, prediction, importance, knows_time)
         selection.epoch, selection.seconds = progress.step / progress.steps_per_epoch, seconds
-        if self._measuring_mb:
-            selection.memory_mb = state.memory.needed_mb(self._measuring_mb)
+        selection.memory_mb = state.memory.needed_mb(self._measuring_mb) if self._measuring_mb else None
         return selection
 
-    @property
-    def table(self) -> TimingTable:
-        """The timing table, as the budget knows it by now."""
-        return self.budget.table
+    def _misses(self, progress: Progress, cached_steps: int = 0) -> float:
+        """`misses` of the steps up to the next selection by `interval`, after `cached_steps` on the same features."""
+        end = self._ends[bisect_right(self._ends, progress.step)]
+        return feature_misses(self.data, end - progress.step, cached_steps) if progress.features_possible else 1.0
+
+    def _kept(self, best: np.ndarray, misses: float, progress: Progress) -> tuple[np.ndarray, StepPrediction]:
+        """What trains now, if it is to stay, else the mask `best`; and what its steps take.
+
+        The same tensors keep their features. Where no importance counts, others stay that are about as good.
+        """
+        table, current, found = self.budget.table, progress.mask, self.budget.table.predict(best, misses)
+        if current is None or table.depth(current) > self._max_depth:
+            return best, found
+        present = table.predict(current, self._misses(progress, progress.feature_steps))
+        is_free = not (self._measures or best.all())
+        stays = (best == current).all() or (is_free and self.budget.is_close(found, present, misses, progress))
+        return (current, present) if stays else (best, found)
 
     def limit(self, memory: MemoryBudget, can_split: bool) -> None:
-        found, size, depth = self.table.memory, self.data.full_batch, self.table.depth(self.head)
-        if found is None:
-            if memory.has_limit:
-                raise UserError(
-                    "--memory: the timing table does not contain what tensors cost in memory; profile again"
-                )
+        needed, size, rows = self.budget.table.memory, self.data.full_batch, self._rows
+        if needed is None:
             return
-
-        def head_mb(batch_size: int, micro_batch: int) -> float:
-            return float(found.needed_mb(batch_size, micro_batch)[depth - 1])
 
         def pass_mb(rows: int) -> float:
-            return float(found.needed_mb(rows)[-1]) + MEASURED_WEIGHTS * self._weights_mb
+            return float(needed.needed_mb(rows)[-1]) + MEASURED_WEIGHTS * self._weights_mb
 
-        if not memory.fits(head_mb(size, self._rows)):
-            raise memory.refuse("training the head alone", head_mb, size, self._rows, can_split)
-        self._max_depth = max(memory.deepest(found.needed_mb(size, self._rows)), depth)
-        reads_gradients = self._evaluator.reads_gradients
-        if not (self._measures_speed or reads_gradients):
-            return
-        # Gradients of all tensors are taken in parts that fit, or not at all.
-        fitting = memory.fitting_size(pass_mb, self._rows)
-        rows = part_rows(self._rows, fitting) if fitting else 0
-        if rows < self._rows:  # such a pass does not say how fast the device is
-            self._passes_fit = self._measures_speed = False
-            self.pass_steps = set()
-            if not reads_gradients:
-                return
-            if not rows:
-                others = ["--train_type elastic_training_upper_part, which measures none"]
+        self._max_depth = deepest_within(memory, self.budget.table, self.head, size, rows, can_split)
+        # Gradients of all tensors are taken in parts that fit, or not at all. Parts do not say how fast the device is.
+        fitting = memory.fitting_size(pass_mb, rows)
+        if fitting != rows:
+            self._passes_fit, self._measures_speed, self.pass_steps = False, False, ()
+            if self._reads_gradients and fitting is None:
                 what = "measuring importance, even with one image at a time,"
-                raise memory.refuse(what, lambda *_: pass_mb(1), size, others=others)
-            self._evaluator.set_micro_batch(rows)
-        self._measuring_mb = pass_mb(rows)
-
-    def keep(self, best: Plan, progress: Progress) -> Plan:
-        """`best`, or the plan of what trains now, if it is to stay: it is about as good, and fits into memory.
-
-        Another one has to be compiled.
-        """
-        current = progress.mask
-        if current is None or self.table.depth(current) > self._max_depth:
-            return best
-        misses, steps = 1.0, self._turns.steps(progress.step)
-        if progress.features_possible:
-            misses = feature_misses(self.data, steps, progress.feature_steps)
-        seconds = (progress.selection_seconds or 0.0) / self.budget.slowdown
-        changing_ms = 1e3 * seconds / (progress.total_steps - progress.step)
-        return keep_if_close(self.table, best, current, misses, changing_ms)
+                raise memory.refuse(what, lambda *_: pass_mb(1), size, others=[UNMEASURED])
+            rows = part_rows(rows, fitting)
+            self._evaluator.rows = rows
+        if self._reads_gradients or self._measures_speed:
+            self._measuring_mb = pass_mb(rows)
 
     def plan(self, schedule: Schedule) -> None:
-        settings = self.settings
-        self._turns = Turns(schedule, settings.interval)
-        # Gradient passes must be compiled. That pays where a rho was asked for, and later selections use what they
-        # measure.
-        is_corrected = self.table.is_estimate and (settings.rho or 1) < 1
-        is_used = len(self._turns.due) > 1 or self._evaluator.reads_gradients or is_corrected
+        settings, starts = self.settings, schedule.selection_steps(self.settings.interval)
+        # Gradient passes must be compiled, which pays where a rho was asked for and a later selection uses them.
+        is_corrected = self.budget.table.is_estimate and (settings.rho or 1) < 1
+        is_used = len(starts) > 1 or self._reads_gradients or is_corrected
         is_asked = settings.rho is not None and not settings.deterministic
         self._measures_speed = self._passes_fit and is_asked and is_used
-        if self._measures_speed and is_corrected:
-            for step in CORRECTED_AFTER:
-                if 2 * step <= self._turns.steps(0):
-                    self._turns.add(step)
-        self.due = self._turns.due
-        ends = sorted({*self.due, schedule.total_steps})
-        self.pass_steps = gradient_pass_steps(ends) if self._measures_speed else set[int]()
+        self._ends = [*starts, schedule.total_steps]
+        corrected = CORRECTED_AFTER if self._measures_speed and is_corrected else ()
+        self.due = {*starts, *(step for step in corrected if 2 * step <= self._ends[1])}
+        self.pass_steps = gradient_pass_steps(sorted({*self.due, schedule.total_steps})) if self._measures_speed else ()
 
     def follow(self, table: TimingTable, step: int) -> None:
         """Go by another table of the same network from `step` on, before which it selects."""
-        self.budget.follow(table, self.head)
-        self._digest = table.digest()
-        self._turns.add(step)
+        self.budget = RhoBudget(table, self.head, max(self.settings.rho, smallest_rho(table, self.head)))
+        self.due = {*self.due, step}
 
     def slowdown(self, batch: Batch) -> float:
-        return self._evaluator.pass_ms(batch) / self.table.gradient_pass_ms
+        return self._evaluator.pass_ms(batch) / self.budget.table.gradient_pass_ms
 
     def to_record(self) -> dict[str, Any]:
         return {"table": self._digest, "budget": self.budget.to_record()}
 
     def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
-        if record["table"] != self._digest:
+        if record["table"] != self._digest:  # what was measured since is relative to the old one
             print("the timing table has changed since the checkpoint: selections from now on follow the new one")
-            self._has_new_table = True  # slowdowns until then were relative to the old one
-        if selection is not None:
+        elif selection is not None:
             self.budget.resume(record["budget"])
 
     def _with_speed(self, progress: Progress, batch: Batch) -> Progress:
-        """`progress` with gradient passes on `batch` if none were measured, or without any if speed is not measured."""
+        """`progress` with gradient passes on `batch` if none were measured by this table, or without any speed."""
         if not self._measures_speed:
             return progress._replace(step_ms=())
-        if progress.slowdowns and not self._has_new_table:
+        if progress.slowdowns and not self.budget.is_new:
             return progress
-        self._has_new_table = False
         return progress._replace(slowdowns=[self.slowdown(batch) for _ in range(GRADIENT_PASSES[0])])
 
 

@@ -38,23 +38,24 @@ class ImportanceEvaluator:
     gradient of the other half, and the mean is taken of both ways. On the images that it is made from, every update
     lowers the loss, that of noise too, and in a pretrained network most of a small batch's gradient is noise
     (docs/log/importance.md). On other images noise cancels on average.
+
+    Args:
+        task: what is trained.
+        batch_size: examples of each batch; None: any number.
+
+    Attributes:
+        rows: of a batch, examples whose gradients are taken at once, to save memory; they divide it. Set before use.
     """
 
     reads_gradients = True  # compiles all gradients, whether or not the device's speed is measured
 
     def __init__(self, task: Task, batch_size: int | None) -> None:
-        self._task, self._batch_size, self._rows = task, batch_size, batch_size
-        self._model, self._is_warm = task.model, False
-
-    def set_micro_batch(self, rows: int) -> None:
-        """Take the gradients of a batch in parts of `rows` examples, which must divide it, to save memory."""
-        if rows != self._rows:
-            self._rows, self._is_warm = rows, False
-            self.__dict__.pop("_gradients", None)
+        self._task, self._model, self._batch_size = task, task.model, batch_size
+        self.rows, self._is_warm = batch_size, False
 
     @cached_property
     def _gradients(self) -> AllGradients:
-        return AllGradients(self._task, None if self._batch_size is None else self._rows)
+        return AllGradients(self._task, None if self._batch_size is None else self.rows)
 
     def importance(self, optimizer: keras.optimizers.Optimizer, batches: Iterable[Batch]) -> np.ndarray:
         """Importance on `batches`, float64 [N] of `model.trainable_variables`, largest magnitude 1 (or all 0).
@@ -86,9 +87,9 @@ class ImportanceEvaluator:
     def _gradients_on(self, batch: Batch) -> list[tf.Tensor]:
         """The gradients on one batch; the random state and whatever else changes in a forward pass is restored."""
         with restored([], self._gradients.written):
-            if self._rows is None or self._rows >= len(batch):
+            if self.rows is None or self.rows >= len(batch):
                 return self._gradients(batch)
-            return _mean((self._gradients(part), len(part) / self._rows) for part in batch.parts(self._rows))
+            return _mean((self._gradients(part), len(part) / self.rows) for part in batch.parts(self.rows))
 
     def _updates(self, optimizer: keras.optimizers.Optimizer, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """What the optimizer adds to the weights for `gradients`; weights and optimizer are restored."""
@@ -117,8 +118,8 @@ class ImportanceEvaluator:
 
         A pass that is not timed precedes the very first: TensorFlow optimises the graph in it.
         """
-        if self._rows is not None and self._rows < len(batch):
-            return len(batch) / self._rows * self.pass_ms(next(batch.parts(self._rows)))
+        if self.rows is not None and self.rows < len(batch):
+            return len(batch) / self.rows * self.pass_ms(next(batch.parts(self.rows)))
         with restored([], self._gradients.written):
             if not self._is_warm:
                 self._gradients.run(batch)
@@ -151,15 +152,6 @@ class Random(ImportanceEvaluator):
         parts = tf.nest.flatten((batches[0].targets, batches[0].inputs))
         seed = zlib.crc32(b"".join(np.asarray(part).tobytes() for part in parts))  # a resumed run repeats it
         return np.random.default_rng(seed).uniform(size=len(self._model.trainable_variables))
-
-
-class NoImportance(ImportanceEvaluator):
-    """I_k = 0, for a Tensor Selector that needs no importance. Gradient passes still measure the device's speed."""
-
-    reads_gradients = False
-
-    def _measure(self, optimizer: keras.optimizers.Optimizer, batches: Sequence[Batch]) -> np.ndarray:
-        return np.zeros(len(self._model.trainable_variables))
 
 
 def _mean(each: Iterable[tuple[list[tf.Tensor], float]]) -> list[tf.Tensor]:

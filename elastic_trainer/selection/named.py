@@ -1,36 +1,30 @@
 """Schemes and importances by name (no TensorFlow here): plain dictionaries.
 
 Other programs add their own: `SCHEMES["mine"] = SchemeEntry(make, "Mine", "…")`. The parser, figures and docs/flags.md
-read them. Modules that need TensorFlow are imported inside the functions, when they are first called.
+read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from typing import Any
 
 from elastic_trainer.system.errors import UserError, not_one_of
 
 
-def _importance(name: str) -> Callable[..., Any]:
-    """A class of `selection.importance`."""
-
-    def make(*args: Any) -> Any:
-        from elastic_trainer.selection import importance
-
-        return getattr(importance, name)(*args)
-
-    return make
+def _module(name: str) -> Any:
+    """A module of the package that needs TensorFlow: it is imported when it is first used."""
+    return import_module(f"elastic_trainer.{name}")
 
 
 # Task and batch size -> `selection.importance.ImportanceEvaluator`.
 IMPORTANCES: dict[str, Callable[..., Any]] = {
-    "gain": _importance("ImportanceEvaluator"),
-    "weight_magnitude": _importance("WeightMagnitude"),
-    "grad_magnitude": _importance("GradientMagnitude"),
-    "random": _importance("Random"),
+    "gain": lambda *args: _module("selection.importance").ImportanceEvaluator(*args),
+    "weight_magnitude": lambda *args: _module("selection.importance").WeightMagnitude(*args),
+    "grad_magnitude": lambda *args: _module("selection.importance").GradientMagnitude(*args),
+    "random": lambda *args: _module("selection.importance").Random(*args),
 }
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -57,66 +51,35 @@ def elastic(
     """Elastic training by an importance or without one; `select` replaces the Tensor Selector `select_tensors`."""
 
     def make(context: Any) -> Any:
-        from elastic_trainer.selection.elastic import ElasticScheme
-        from elastic_trainer.selection.importance import NoImportance
-        from elastic_trainer.selection.select import select_tensors
-
-        if importance is None:
-            return ElasticScheme(context, NoImportance, select or select_tensors)
-        more: dict[str, Any] = {"has_fillers": True} if context.settings.has_fillers else {}
-        return ElasticScheme(context, IMPORTANCES[importance], partial(select or select_tensors, **more))
+        evaluator = None if importance is None else IMPORTANCES[importance]
+        selector = select or _module("selection.select").select_tensors
+        return _module("selection.elastic").ElasticScheme(context, evaluator, selector)
 
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
-
-
-def _upper_part(*args: Any) -> Any:
-    from elastic_trainer.selection.select import select_upper_part
-
-    return select_upper_part(*args)
 
 
 def _fixed(label: str, trains: str, mask: Callable[[Any, int], Any]) -> SchemeEntry:
     """The same tensors from start to end."""
 
     def make(context: Any) -> Any:
-        from elastic_trainer.selection.schemes import FixedScheme
-
-        return FixedScheme(mask(context.task.model, context.settings.trained_layers))
+        return _module("selection.schemes").FixedScheme(mask(context.task.model, context.settings.trained_layers))
 
     return SchemeEntry(make, label, trains, mask)
 
 
-def _mask(name: str, takes_layers: bool = False) -> Callable[[Any, int], Any]:
-    """A function of `networks.tensors`, of a model and `trained_layers`."""
-
-    def mask(model: Any, layers: int) -> Any:
-        from elastic_trainer.networks import tensors
-
-        return getattr(tensors, name)(model, *([layers] if takes_layers else []))
-
-    return mask
+def _all(model: Any, layers: int = 0) -> Any:
+    return _module("networks.tensors").all_mask(model)
 
 
-_all, _head = _mask("all_mask"), _mask("head_mask")
-
-
-def _closed_form(context: Any) -> Any:
-    from elastic_trainer.selection.schemes import ClosedFormScheme
-
-    return ClosedFormScheme(_head(context.task.model, 0), context.data)
-
-
-def _prunetrain(context: Any) -> Any:
-    from elastic_trainer.selection.pruning.scheme import prunetrain
-
-    return prunetrain(context)
+def _head(model: Any, layers: int = 0) -> Any:
+    return _module("networks.tensors").head_mask(model)
 
 
 SCHEMES: dict[str, SchemeEntry] = {
     "full_training": _fixed("Full training", "every tensor", _all),
     "traditional_tl_training": _fixed("Traditional TL", "the head alone (transfer learning)", _head),
     "closed_form_head": SchemeEntry(
-        _closed_form,
+        lambda context: _module("selection.schemes").ClosedFormScheme(context),
         "Closed-form head",
         "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
         _head,
@@ -126,9 +89,13 @@ SCHEMES: dict[str, SchemeEntry] = {
     "bn_plus_bias_training": _fixed(
         "BN+Bias",
         "scales and shifts of normalisation, biases, and the head",
-        _mask("normalisation_and_bias_mask"),
+        lambda model, _: _module("networks.tensors").normalisation_and_bias_mask(model),
     ),
-    "last_layers_training": _fixed("Last layers", "the last layers (paper, Fig 2)", _mask("last_layers_mask", True)),
+    "last_layers_training": _fixed(
+        "Last layers",
+        "the last layers (paper, Fig 2)",
+        lambda model, layers: _module("networks.tensors").last_layers_mask(model, layers),
+    ),
     "elastic_training": elastic("ElasticTrainer", "tensors selected by importance"),
     "elastic_training_weight_magnitude": elastic(
         "Weight magnitude", "tensors selected by the magnitude of weights (paper, Fig 20)", "weight_magnitude"
@@ -143,10 +110,10 @@ SCHEMES: dict[str, SchemeEntry] = {
         "Upper part",
         "all tensors from the output down to the deepest one within the time budget; importance is not measured",
         None,
-        _upper_part,
+        lambda *args: _module("selection.select").select_upper_part(*args),
     ),
     "prunetrain": SchemeEntry(
-        _prunetrain,
+        lambda context: _module("selection.pruning.scheme").prunetrain(context),
         "PruneTrain",
         "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
         can_split=False,

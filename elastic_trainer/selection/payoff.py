@@ -8,8 +8,11 @@ which takes about as long as the first call of the full one.
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
@@ -22,6 +25,7 @@ from elastic_trainer.networks.tensors import restored
 from elastic_trainer.timing.wall_time import median_ms
 
 LATEST_STEPS = 50  # full ones, by which the time of one is judged
+LATEST_CALLS = 100  # elastic ones, the same
 TIMED_STEPS = 10  # full ones, without the first call, before anything is decided
 COMPILED = 5  # times a step: a call that takes longer has compiled
 COMPILING = 10  # times tracing the forward pass: compiling a step (4 to 15 were seen)
@@ -31,10 +35,30 @@ SELECTING = 0.1  # of what elastic steps save, for selections by importance
 PAIRS, CLOSE = 8, 0.05  # of full and elastic steps; of a full step, by which a selection may miss what was asked
 
 
-class Decision(NamedTuple):
-    """What to do from now on, `goes` to the upper part or leave `fit` alone, and why, in words."""
+ALONE = "fit goes on as without ElasticTraining"
 
-    goes: bool
+
+class Phase(Enum):
+    """What the steps of a fit train, and what follows.
+
+    | phase    | steps                               | until                               | then                      |
+    |----------|-------------------------------------|-------------------------------------|---------------------------|
+    | WAITS    | Keras' own, which are timed         | the upper part pays, or nothing can | COMPARES, LEFT            |
+    | COMPARES | elastic ones and Keras' own in turn | enough of both are timed            | TRAINS, LEFT, or once more|
+    |          |                                     |                                     | for another selection     |
+    | TRAINS   | elastic ones                        | the end of the fit                  |                           |
+    | LEFT     | Keras' own                          | the end of the fit                  |                           |
+
+    A fit that decides by itself starts with WAITS, at rho 1 with LEFT, any other one with TRAINS.
+    """
+
+    WAITS, COMPARES, TRAINS, LEFT = range(4)
+
+
+class Decision(NamedTuple):
+    """The phase of a fit from now on, and why, in words; "": nothing is known yet."""
+
+    phase: Phase
     why: str
 
 
@@ -58,43 +82,27 @@ def has_settled(losses: Sequence[float]) -> bool:
 
 
 class Payoff:
-    """Decides for one fit, see the module's header.
+    """Decides while everything trains, see the module's header.
 
     Args:
         rho: asked share of a full step's time.
-        vectors: the vectors among the weights that train.
-        is_new: whether the optimizer has made no step; else weights may have moved in a fit before this one.
-
-    Attributes:
-        evidence: in words, for or against weights that were trained before.
-        tracing_ms: what tracing the forward pass took, where no call has compiled (`has_compiled`).
+        task: of a compiled model. Where its optimizer has made a step, weights may have moved in a fit before this one.
     """
 
-    def __init__(self, rho: float, vectors: Iterable[np.ndarray], is_new: bool) -> None:
-        self._rho, self._is_new, (moved, count) = rho, is_new, vectors_moved(vectors)
-        self.looks_random = self._is_new and count > 0 and 2 * moved <= count
-        self._is_pretrained = self._is_new and 2 * moved > count
-        self.evidence = f"{moved} of {count} biases and scales have left the constants where they start"
-        self.tracing_ms = 0.0
-        self._first_call_ms: float | None = None
-        self._step_ms, self._calls = deque[float](maxlen=LATEST_STEPS), 0
-        self._has_said = False
+    def __init__(self, rho: float, task: CompiledTask) -> None:
+        vectors = [each.numpy() for each in task.model.trainable_variables if len(each.shape) == 1]
+        self._rho, self._task, (self._moved, self._count) = rho, task, vectors_moved(vectors)
+        self._is_new = int(task.model.optimizer.iterations.numpy()) == 0
+        self._first_call_ms, self._step_ms = 0.0, deque[float](maxlen=LATEST_STEPS)
         self._losses: dict[str, list[float]] = {"val_loss": [], "loss": []}
-
-    @classmethod
-    def of(cls, rho: float, model: keras.Model) -> Payoff:
-        """That of a fit of a compiled model that starts now."""
-        vectors = [each.numpy() for each in model.trainable_variables if len(each.shape) == 1]
-        return cls(rho, vectors, int(model.optimizer.iterations.numpy()) == 0)
 
     def record_call(self, call_ms: float, steps: int = 1) -> bool:
         """Note that a call trained `steps` full steps. Whether this is the first time that enough of them are timed."""
-        if self._first_call_ms is None:
+        if not self._first_call_ms:
             self._first_call_ms = call_ms
             return False
         self._step_ms.append(call_ms / steps)
-        self._calls += 1
-        return self._calls == TIMED_STEPS
+        return len(self._step_ms) == TIMED_STEPS
 
     def record_epoch(self, logs: dict[str, Any]) -> None:
         """Note what Keras reports of an epoch, of its validation if there was one."""
@@ -107,74 +115,90 @@ class Payoff:
         """Wall time of a full step."""
         return statistics.median(self._step_ms)
 
-    @property
+    @cached_property
     def switching_ms(self) -> float:
-        """What changing to the upper part takes: about as much as compiling the full step did, or by the tracing."""
-        return max((self._first_call_ms or 0.0) - self.full_ms, COMPILING * self.tracing_ms, 0.0)
+        """What changing to the upper part takes: about as much as compiling the full step did.
 
-    @property
-    def has_compiled(self) -> bool:
-        """Whether the first call did; else an earlier fit has."""
-        return (self._first_call_ms or 0.0) > COMPILED * self.full_ms
+        If an earlier fit has compiled that, tracing the forward pass says it.
+        """
+        if self._first_call_ms > COMPILED * self.full_ms:
+            return self._first_call_ms - self.full_ms
+        start = time.perf_counter()
+        _ = self._task.variables  # traces it
+        return COMPILING * 1e3 * (time.perf_counter() - start)
 
-    def decide(self, steps_left: int) -> Decision | None:
-        """What to do in the `steps_left` of the fit; None: train everything for longer."""
-        if self._calls < TIMED_STEPS:
-            return None
+    def decide(self, steps_left: int) -> Decision:
+        """What to do in the `steps_left` of the fit."""
+        if len(self._step_ms) < TIMED_STEPS:
+            return Decision(Phase.WAITS, "")
         left_ms = steps_left * self.full_ms
         if (1 - self._rho) * left_ms < MARGIN * self.switching_ms:
             cost = f"{self.switching_ms / 1e3:.0f} s of measuring and compiling"
-            return Decision(False, f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}")
-        if self._is_pretrained:
-            return Decision(True, f"the network is pretrained ({self.evidence})")
-        name, losses = next((name, losses) for name, losses in self._losses.items() if losses or name == "loss")
+            why = f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}"
+            return Decision(Phase.LEFT, f"{why}; {ALONE}")
+        evidence = f"{self._moved} of {self._count} biases and scales have left the constants where they start"
+        follows = "its upper part trains from now on"
+        if self._is_new and 2 * self._moved > self._count:
+            return Decision(Phase.COMPARES, f"the network is pretrained ({evidence}); {follows}")
+        name = "val_loss" if self._losses["val_loss"] else "loss"
+        losses = self._losses[name]
         if has_settled(losses):
-            half = len(losses) // 2
-            gain = f"the latest {half} of {len(losses)} hardly lowered {name}"
-            return Decision(True, f"everything has trained for {len(losses)} epochs, and {gain}")
-        return None
-
-    def waits_for(self) -> str | None:
-        """Why everything trains for now, in words; None if that was said before, or is not known yet."""
-        if self._is_pretrained or self._calls < TIMED_STEPS or self._has_said:
-            return None
-        self._has_said = True
-        why = f"since only {self.evidence}" if self._is_new else "since its optimizer has trained it before"
-        return f"everything trains until the loss settles, {why}"
+            gain = f"the latest {len(losses) // 2} of {len(losses)} hardly lowered {name}"
+            why = f"everything has trained for {len(losses)} epochs, and {gain}"
+            return Decision(Phase.COMPARES, f"{why}; {follows}")
+        since = f"since only {evidence}" if self._is_new else "since its optimizer has trained it before"
+        return Decision(Phase.WAITS, f"everything trains until the loss settles, {since}")
 
 
-class Comparison:
-    """Full and elastic steps in turn, whose times say what the table should have said. `pairs` are still to come."""
+class StepTimes:
+    """Times of elastic steps, and of full ones in turn with them, in ms. They say what the table should have said.
+
+    Args:
+        pairs: how many of both make a comparison.
+
+    Attributes:
+        full: of each full step, with the wait for its batch.
+        elastic: of each elastic step: with the wait for its batch, of that wait, and of what passed before.
+    """
 
     def __init__(self, pairs: int = PAIRS) -> None:
-        self._pairs = pairs
-        self._full_ms: list[float] = []
-        self._elastic_ms: list[float] = []
-        self._waiting_ms: list[float] = []
+        self._pairs, self.full = pairs, list[float]()
+        self.elastic = deque[tuple[float, float, float]](maxlen=LATEST_CALLS)
 
     @property
     def is_done(self) -> bool:
-        return min(len(self._full_ms), len(self._elastic_ms)) >= self._pairs
+        """Whether enough of both are timed."""
+        return min(len(self.full), len(self.elastic)) >= self._pairs
 
     @property
     def wants_full(self) -> bool:
         """Whether the next step is to train everything."""
-        return len(self._full_ms) < len(self._elastic_ms)
+        return len(self.full) < len(self.elastic)
 
-    def record_full(self, step_ms: float) -> None:
-        """Note the time of a full step, with the wait for its batch."""
-        self._full_ms.append(step_ms)
-
-    def record_elastic(self, step_ms: float, waiting_ms: float) -> None:
-        """Note the time of an elastic step, with how long its batch took to come."""
-        self._elastic_ms.append(step_ms)
-        self._waiting_ms.append(waiting_ms)
-
-    @property
-    def times_ms(self) -> tuple[float, float, float]:
+    def medians(self) -> tuple[float, float, float]:
         """Of a full and of an elastic step, with the wait for their batches, and of that wait."""
-        full_ms, elastic_ms, waiting_ms = map(statistics.median, (self._full_ms, self._elastic_ms, self._waiting_ms))
+        elastic_ms, waiting_ms, _ = np.median(self.elastic, axis=0).tolist()
+        full_ms = statistics.median(self.full)
         return full_ms, elastic_ms, min(waiting_ms, full_ms, elastic_ms)
+
+    def decide(self) -> Decision:
+        """Whether elastic steps are shorter than full ones; else they are not worth it."""
+        full_ms, elastic_ms, waiting_ms = self.medians()
+        if elastic_ms < (1 - CLOSE) * full_ms:
+            return Decision(Phase.TRAINS, "")
+        waiting = f", {waiting_ms:.3g} ms of them waiting for data" if waiting_ms > CLOSE * full_ms else ""
+        return Decision(
+            Phase.LEFT, f"elastic steps take {elastic_ms:.3g} ms, full ones {full_ms:.3g} ms{waiting}; {ALONE}"
+        )
+
+    def share(self, plain_ms: float) -> float | None:
+        """Time of an elastic step over that of plain `fit`, whose steps take `plain_ms` and the same wait, with what
+        passes between steps; None: there is no elastic step."""
+        if not self.elastic:
+            return None
+        elastic_ms, waiting_ms, _ = np.median(self.elastic, axis=0).tolist()
+        between_ms = statistics.fmean(ms for _, _, ms in self.elastic)  # rare and long at the start of an epoch
+        return float((elastic_ms + between_ms) / (plain_ms + waiting_ms + between_ms))
 
 
 def chosen_interval(selection_ms: float, epoch_ms: float, rho: float, fewest: float) -> float:
@@ -185,27 +209,18 @@ def chosen_interval(selection_ms: float, epoch_ms: float, rho: float, fewest: fl
 
 def plain_step_ms(task: CompiledTask, batch: Batch) -> float:
     """Wall time in ms of a step of plain `fit` on a batch that is there; the model and its optimizer do not change."""
-    model = task.model
+    model, current = task.model, task.model.train_function
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    changed = [*model.trainable_variables, *model.optimizer.variables]
-    with restored(changed, task.variables.written):
-        return median_ms(_plain_step(model, batch)) / model.steps_per_execution
-
-
-def _plain_step(model: keras.Model, batch: Batch) -> Callable[[], object]:
-    """A call of what `model.fit` calls to train on a batch."""
-    values = _as_tuples(keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights))
-    iterator = iter(tf.data.Dataset.from_tensors(values).repeat())
-    current = model.train_function
     model.make_train_function(force=True)
     plain, model.train_function = model.train_function, current
-    plain(iterator)  # the first call compiles
-    return lambda: next(iter(plain(iterator).values())).numpy()  # waits for the device
+    values = keras.utils.pack_x_y_sample_weight(batch.inputs, batch.targets, batch.weights)
+    # As Keras makes them: tf.data takes a list for one array.
+    iterator = iter(tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(values)).repeat())
 
+    def step() -> object:
+        return next(iter(plain(iterator).values())).numpy()  # waits for the device
 
-def _as_tuples(values: Any) -> Any:
-    """`values` with tuples for lists, as Keras makes them: tf.data takes a list for one array."""
-    if isinstance(values, list | tuple):
-        return tuple(map(_as_tuples, values))
-    return {key: _as_tuples(value) for key, value in values.items()} if isinstance(values, dict) else values
+    with restored([*model.trainable_variables, *model.optimizer.variables], task.variables.written):
+        step()  # compiles
+        return median_ms(step) / model.steps_per_execution

@@ -10,33 +10,30 @@ from elastic_trainer.datasets.batches import ShuffledData, part_rows
 from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.selection.budget import first_misses
 from elastic_trainer.selection.schedule import Schedule
-from elastic_trainer.selection.select import Plan, select_tensors, select_upper_part
+from elastic_trainer.selection.select import deepest_within, select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import duration_text
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)
 COMPARED_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
+NOT_FEASIBLE = "not feasible"  # even the head alone takes more
 
 
 def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
-    """What elastic training would select from `table`, a row for each rho, without and with cached features.
+    """What elastic training would select from `table`, without cached features: a row for each rho.
 
-    Bool [N] `head` always trains; `importance` is [N].
+    The mask `head` always trains; `importance` is [N].
     """
-    yield f"      {'without cached features':>34}  {'with cached features':>34}"
-    columns = f"{'predicted':>12}{'over full':>11}{'tensors':>11}"
-    yield f" rho  {columns}  {columns}"
+    yield f" rho{'predicted step':>16}{'over full step':>16}{'trained tensors':>17}"
     for rho in PLANNED_RHOS:
-        cells = []
-        for misses in (1.0, 0.0):
-            cell = "not feasible"  # even the head alone takes more
-            if table.predict_ms(head, misses) <= rho * table.full_step_ms:
-                mask = select_tensors(table, importance, head, rho, misses=misses).mask
-                step_ms, count = table.predict_ms(mask, misses), f"{int(mask.sum())} of {len(head)}"
-                cell = f"{step_ms:9.1f} ms{step_ms / table.full_step_ms:11.3f}{count:>11}"
-            cells.append(f"{cell:>34}")
-        yield f"{rho:.2f}  {'  '.join(cells)}"
+        row = f"{NOT_FEASIBLE:>16}"
+        if table.predict_ms(head) <= rho * table.full_step_ms:
+            mask = select_tensors(table, importance, head, rho)
+            step_ms, count = table.predict_ms(mask), f"{mask.sum()} of {len(head)}"
+            row = f"{step_ms:>13.1f} ms{step_ms / table.full_step_ms:>16.3f}{count:>17}"
+        yield f"{rho:.2f}{row}"
 
 
 def run_plan(
@@ -66,47 +63,37 @@ def run_plan(
     columns = (("tensors", 12), ("step", 12), ("epoch", 10), ("training", 12), ("features", 12), ("memory", 12))
     yield "   rho" + "".join(f"{name:>{width}}" for name, width in columns)
     for rho in sorted({chosen, *others}):
-        start = f"{'→' if rho == chosen else ' '} {rho:.2f}  "
         found = _plan_at(rho, table, head, data, settings, memory)
-        if found is None:
-            yield f"{start}{'not feasible':>10}"
-            continue
-        plan, features_mb, memory_mb = found
-        step_ms = plan.step_ms + plan.caching_ms
-        epoch, training = (f"{steps * step_ms / 1e3:.1f} s" for steps in (data.steps_per_epoch, schedule.total_steps))
-        yield (
-            f"{start}{int(plan.mask.sum()):>4} of {len(head):>3}{step_ms:>9.1f} ms{epoch:>10}"
-            f"{'-' if settings.deadline is not None else training:>12}{features_mb:>9.0f} MB"
-            f"{'unknown' if memory_mb is None else f'{memory_mb:,.0f} MB':>12}"
-        )
+        row = f"{NOT_FEASIBLE:>14}"
+        if found is not None:
+            mask, step_ms, features_mb, memory_mb = found
+            times = [f"{steps * step_ms / 1e3:.1f} s" for steps in (data.steps_per_epoch, schedule.total_steps)]
+            training = "-" if settings.deadline is not None else times[1]
+            row = f"{mask.sum():>6} of {len(head):>3}{step_ms:>9.1f} ms{times[0]:>10}{training:>12}"
+            row += f"{features_mb:>9.0f} MB{memory_mb:>9,.0f} MB"
+        yield f"{'→' if rho == chosen else ' '} {rho:.2f}{row}"
 
 
 def _plan_at(
-    rho: float,
-    table: TimingTable,
-    head: np.ndarray,
-    data: ShuffledData,
-    settings: Settings,
-    memory: MemoryBudget,
-) -> tuple[Plan, float, float | None] | None:
-    """The plan at `rho`, with MB of its features and of the process (None: unknown).
-
-    None if even the head alone takes more, or more memory.
-    """
-    misses, training_mb, max_depth = first_misses(data, settings), None, None
-    if table.memory is not None:
-        training_mb = table.memory.needed_mb(data.full_batch, settings.micro_batch)
-        if not memory.fits(training_mb[table.depth(head) - 1]):
-            return None
-        max_depth = max(memory.deepest(training_mb), table.depth(head))
+    rho: float, table: TimingTable, head: np.ndarray, data: ShuffledData, settings: Settings, memory: MemoryBudget
+) -> tuple[np.ndarray, float, float, float] | None:
+    """The mask at `rho`, its step time, and MB of its features and of the process; None if the head takes more."""
+    assert table.memory is not None
+    misses = first_misses(data, settings)
     if rho < 1 and table.predict_ms(head, misses) > rho * table.full_step_ms:
         return None
-    batches = (data.train_count * (data.view_count or 1) + data.test_count) / data.full_batch  # of all features
+    size, parts = data.full_batch, settings.micro_batch
+    try:
+        max_depth = deepest_within(memory, table, head, size, parts)
+    except UserError:
+        return None
+    training_mb = table.memory.needed_mb(size, parts)
+    batches = (data.train_count * (data.view_count or 1) + data.test_count) / size  # of all features
     for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
-        plan = select_upper_part(table, np.zeros(len(head)), head, rho, each, max_depth)
-        last = table.depth(plan.mask) - 1
-        features_mb = batches * float(table.features_mb[last]) * plan.uses_features
-        needed_mb = None if training_mb is None else memory.needed_mb(float(training_mb[last]) + features_mb)
-        if not plan.uses_features or needed_mb is None or needed_mb <= memory.limit_mb:
+        mask = select_upper_part(table, None, head, rho, each, max_depth)
+        step, last = table.predict(mask, each), table.depth(mask) - 1
+        features_mb = batches * float(table.features_mb[last]) * step.uses_features
+        needed_mb = memory.needed_mb(float(training_mb[last]) + features_mb)
+        if not step.uses_features or needed_mb <= memory.limit_mb:
             break
-    return plan, features_mb, needed_mb
+    return mask, step.step_ms + step.caching_ms, features_mb, needed_mb

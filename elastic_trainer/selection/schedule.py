@@ -32,12 +32,15 @@ class Schedule:
         """The first step of an epoch, counted from 0; of the one after the last, the number of steps."""
         return min(epoch * self.steps_per_epoch, self.total_steps)
 
-    def selection_steps(self, interval: float) -> list[int]:
-        """Steps, counted from 0, before which a selection is due: the first, and every `interval` epochs.
+    def selection_steps(self, interval: float | None) -> list[int]:
+        """Steps, counted from 0, before which a selection is due: the first, and every `interval` epochs (None: never
+        again).
 
         Raises:
             UserError: less than a step lies between two of them.
         """
+        if interval is None:
+            return [0]
         steps = interval * self.steps_per_epoch
         if steps < 1:
             raise UserError(
@@ -47,25 +50,3 @@ class Schedule:
         count, past = math.ceil((self.past_steps + self.total_steps) / steps), self.past_steps
         due = [math.ceil(index * steps - 1e-6) - past for index in range(count)]
         return [0, *(step for step in due if 0 < step < self.total_steps)]
-
-
-class Turns:
-    """The steps before which a run selects: the first, every `interval` epochs (None: never again), and those added.
-
-    Attributes:
-        due: these steps, counted from 0 -> the number of the selection by `interval` that they belong to.
-    """
-
-    def __init__(self, schedule: Schedule, interval: float | None) -> None:
-        steps = [0] if interval is None else schedule.selection_steps(interval)
-        self.due = {step: index for index, step in enumerate(steps)}
-        self._ends = [*steps, schedule.total_steps]
-
-    def add(self, step: int) -> None:
-        """Select before `step`, too, if the run has it."""
-        if step < self._ends[-1]:
-            self.due.setdefault(step, max(index for start, index in self.due.items() if start <= step))
-
-    def steps(self, step: int) -> int:
-        """How many steps there are from one that is due to the next by `interval`."""
-        return self._ends[self.due[step] + 1] - step

@@ -97,9 +97,9 @@ class FixedScheme(Scheme):
 class ClosedFormScheme(FixedScheme):
     """The head alone, in one step that solves for it by all training examples: see `engine.closed_form_head`."""
 
-    def __init__(self, mask: np.ndarray, data: ShuffledData) -> None:
-        super().__init__(mask)
-        self._data = data
+    def __init__(self, context: SchemeContext) -> None:
+        super().__init__(context.task.head)
+        self._data = context.data
 
     def settings_for(self, settings: Settings) -> Settings:
         return replace(settings, num_epochs=1, max_steps=1, average_head=False)

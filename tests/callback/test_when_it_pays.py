@@ -1,7 +1,8 @@
 """What `ElasticTraining(rho)` decides by itself in `fit`, by losses and by times of steps, which are made up here."""
 
-import itertools
-from functools import partial
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ from conftest import make_small_model, make_table
 
 from elastic_trainer import ElasticTraining, keras_fit
 from elastic_trainer.selection import payoff
-from elastic_trainer.selection.payoff import Comparison, Payoff, chosen_interval, has_settled, vectors_moved
+from elastic_trainer.selection.payoff import Payoff, Phase, StepTimes, chosen_interval, has_settled, vectors_moved
 from elastic_trainer.timing.estimate import sharpened
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -38,29 +39,35 @@ def test_a_loss_has_settled_if_the_later_half_of_epochs_hardly_lowered_it(losses
 
 
 def timed(vectors=TRAINED, is_new=True, first_ms=5000.0):
-    payoff = Payoff(0.5, vectors, is_new)
+    weights = [keras.Variable(vector) for vector in [*vectors, np.ones((2, 2))]]
+    optimizer = SimpleNamespace(iterations=keras.Variable(0 if is_new else 7, dtype="int32"))
+    task: Any = SimpleNamespace(model=SimpleNamespace(trainable_variables=weights, optimizer=optimizer), variables=None)
+    payoff = Payoff(0.5, task)
+    assert payoff.decide(10_000) == (Phase.WAITS, "")
     for call in range(11):
         is_timed_now = payoff.record_call(100.0 if call else first_ms)
-    assert is_timed_now
+        assert is_timed_now == (call == 10)
     return payoff
 
 
 def test_what_is_saved_must_be_twice_what_the_change_takes():
-    assert (
-        timed().decide(195).goes is False
-        and "20 s of steps are too few to win back about 5 s" in timed().decide(195).why
-    )
-    assert timed().decide(197).goes is True and "2 of 3 biases" in timed().decide(197).why
-    assert timed(first_ms=50.0).decide(1).goes is True
+    few, enough = timed().decide(195), timed().decide(197)
+    assert few.phase is Phase.LEFT and "20 s of steps are too few to win back about 5 s" in few.why
+    assert enough.phase is Phase.COMPARES and "2 of 3 biases" in enough.why
+    assert timed(first_ms=50.0).decide(1).phase is Phase.COMPARES
 
 
-def test_a_network_of_random_weights_or_of_an_earlier_fit_trains_until_its_validation_settles():
-    for fit in (timed(RANDOM), timed(is_new=False)):
-        for loss, validation in ((2.0, 3.0), (1.5, 2.0), (1.0, 1.0), (0.5, 1.2), (0.4, 1.3)):
-            fit.record_epoch({"loss": loss, "val_loss": validation})
-            assert fit.decide(10_000) is None
-        fit.record_epoch({"loss": 0.1, "val_loss": 1.3})
-        assert fit.decide(10_000).goes and "hardly lowered val_loss" in fit.decide(10_000).why
+@pytest.mark.parametrize(
+    ("fit", "why"), [((RANDOM, True), "since only 0 of 2 biases"), ((TRAINED, False), "has trained it before")]
+)
+def test_a_network_of_random_weights_or_of_an_earlier_fit_trains_until_its_validation_settles(fit, why):
+    payoff = timed(*fit)
+    for loss, validation in ((2.0, 3.0), (1.5, 2.0), (1.0, 1.0), (0.5, 1.2), (0.4, 1.3)):
+        payoff.record_epoch({"loss": loss, "val_loss": validation})
+        assert payoff.decide(10_000).phase is Phase.WAITS and why in payoff.decide(10_000).why
+    payoff.record_epoch({"loss": 0.1, "val_loss": 1.3})
+    decision = payoff.decide(10_000)
+    assert decision.phase is Phase.COMPARES and "hardly lowered val_loss" in decision.why
 
 
 def test_a_table_is_corrected_by_one_measured_selection_and_keeps_the_full_step():
@@ -72,20 +79,39 @@ def test_a_table_is_corrected_by_one_measured_selection_and_keeps_the_full_step(
     assert sharpened(table, mask, 36.0) is table, "no step takes longer than a full one"
 
 
+def test_times_in_turn_say_whether_elastic_steps_are_shorter_and_what_share_they_take():
+    times, slow = StepTimes(pairs=2), StepTimes(pairs=2)
+    for elastic_ms, waiting_ms, between_ms in ((60.0, 20.0, 30.0), (60.0, 20.0, 10.0)):
+        times.elastic.append((elastic_ms, waiting_ms, between_ms))
+        assert times.wants_full and not times.is_done
+        times.full.append(100.0)
+        slow.elastic.append((98.0, 90.0, 0.0))
+        slow.full.append(100.0)
+    assert times.is_done and times.medians() == (100.0, 60.0, 20.0) and times.decide().phase is Phase.TRAINS
+    assert times.share(80.0) == (60 + 20) / (100 + 20)
+    assert slow.decide().phase is Phase.LEFT
+    assert "elastic steps take 98 ms, full ones 100 ms, 90 ms of them waiting for data" in slow.decide().why
+    assert StepTimes().share(80.0) is None
+
+
 @pytest.fixture
 def made_up_times(monkeypatch):
     """Calls of Keras' function take 100 ms, the first one 5 s; elastic steps what the list says, one a comparison."""
-    now = itertools.accumulate(itertools.chain([0.0, 5000.0], itertools.cycle([0.0, 100.0])))
-    monkeypatch.setattr(keras_fit, "_now_ms", partial(next, now))
+    calls_ms, record = chain([5000.0], repeat(100.0)), Payoff.record_call
+    monkeypatch.setattr(Payoff, "record_call", lambda self, _, steps=1: record(self, next(calls_ms), steps))
     elastic_ms: list[float] = []
 
-    class MadeUp(Comparison):
+    class MadeUp(StepTimes):
+        made_up: float | None = None
+
         def __init__(self):
             super().__init__(pairs=2)
 
-        times_ms = property(lambda _: (100.0, elastic_ms.pop(0), 0.0))
+        def medians(self):
+            self.made_up = elastic_ms.pop(0) if self.made_up is None else self.made_up
+            return 100.0, self.made_up, 0.0
 
-    monkeypatch.setattr(keras_fit, "Comparison", MadeUp)
+    monkeypatch.setattr(keras_fit, "StepTimes", MadeUp)
     return elastic_ms
 
 

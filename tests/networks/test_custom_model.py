@@ -114,8 +114,8 @@ def test_profiling_warns_of_a_variable_without_gradient_and_never_selects_it(tmp
     optimizer.build(model.trainable_variables)
     images, labels = a_batch()
     importance = evaluator.importance(optimizer, [Batch(lambda: images, labels)])
-    choice = select_tensors(table, importance, head_mask(model), rho=0.99)
-    assert not choice.mask[tensor_names(model).index(name)]
+    mask = select_tensors(table, importance, head_mask(model), rho=0.99)
+    assert not mask[tensor_names(model).index(name)]
 
 
 # --- the user's files -------------------------------------------------------------------------------------------------

@@ -108,11 +108,3 @@ def test_importance_that_is_not_finite_raises_an_error(weight, rate, small_model
     evaluator, batches = ImportanceEvaluator(ImageClassification(small_model), BATCH), small_data.importance_batches(0)
     with pytest.raises(UserError, match=r"importance is not finite at step 0 .*lower --learning_rate"):
         evaluator.importance(optimizer, batches)
-
-
-def test_timing_a_gradient_pass_restores_the_random_state(small_model, small_data):
-    before = values(small_model.variables)
-    [batch] = small_data.importance_batches(0)
-    assert ImportanceEvaluator(ImageClassification(small_model), BATCH).pass_ms(batch) > 0
-    for variable, old in zip(small_model.variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)

@@ -1,10 +1,10 @@
 """The time budget is corrected by measurements, within bounds."""
 
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from budgets import simulate
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
@@ -12,13 +12,32 @@ from elastic_trainer.selection import budget as budgets
 from elastic_trainer.selection.budget import (
     CORRECTION_BOUND,
     MAX_CARRY_OVER,
+    SHORTFALL,
     Progress,
     RhoBudget,
     gradient_pass_steps,
     smallest_rho,
 )
-from elastic_trainer.selection.select import Plan, plan_of, select_tensors
+from elastic_trainer.selection.select import select_tensors
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.timing.table import StepPrediction
+
+
+def simulate(budget, head, device, epochs=12, steps=100):
+    """Train on a device that takes `device(epoch, ms)` for `ms` of the table; returns allowances and masks."""
+    table = budget.table
+    rng = np.random.default_rng(0)
+    allowances, masks = [], []
+    step_ms: list[float] = []
+    for epoch in range(epochs):
+        slowdowns = [device(max(epoch - 1, 0), table.gradient_pass_ms) / table.gradient_pass_ms] * 5
+        progress = Progress(epoch * steps, epochs * steps, step_ms, slowdowns)
+        allowances.append(copy(budget.allow(progress)))
+        mask = select_tensors(table, rng.random(len(head)), head, allowances[-1].table_rho)
+        budget.adopt(mask, table.predict(mask))
+        masks.append(mask)
+        step_ms = [device(epoch, table.predict_ms(mask))] * steps
+    return allowances, masks
 
 
 def test_rho_too_small_for_the_head_names_the_smallest_feasible_rho(small_model):
@@ -75,9 +94,9 @@ def test_carry_over_keeps_the_mean_at_or_below_rho(case, rho, correction):
         allowance = budget.allow(Progress())
         assert rho <= allowance.rho == pytest.approx(expected)
         for allowed, taken in ((rho / correction, plain), (allowance.table_rho, used)):
-            mask = select_tensors(table, importance, head, allowed).mask
+            mask = select_tensors(table, importance, head, allowed)
             taken.append(min(table.predict_ms(mask) * correction / table.full_step_ms, 1.0))
-        budget.adopt(plan_of(table, mask, None, 0.0, 1.0))
+        budget.adopt(mask, table.predict(mask))
         assert np.mean(used) <= rho + 1e-9
         expected = min(rho + min(expected - used[-1], MAX_CARRY_OVER), 1.0)
     if rho == 0.6:
@@ -96,7 +115,7 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
         for _ in range(12):
             # The selection fills its budget exactly; the device takes `wrong` times as long.
             step_ms = allowance.table_rho * table.full_step_ms
-            budget.adopt(Plan(head, None, step_ms, 0.0, False, step_ms))
+            budget.adopt(head, StepPrediction(step_ms, 0.0, False))
             took.append(wrong * allowance.table_rho)
             allowance = budget.allow(Progress(step_ms=[wrong * step_ms] * 50, slowdowns=[1.0] * 15))
             assert (allowance.rho - 0.6) * (1 - wrong) >= 0 and abs(allowance.rho - 0.6) <= carried + 1e-9
@@ -108,19 +127,19 @@ def test_steps_above_or_below_their_allowance_are_balanced_by_the_next_allowance
 def test_carry_over_still_allows_the_head(case):
     table, head = case
     budget = RhoBudget(table, head, 0.01 + table.predict_ms(head) / table.full_step_ms)
-    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
+    budget.adopt(head, table.predict(head))
     steps = [1.2 * table.predict_ms(head)] * 50
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 15))
     assert allowance.correction > 1.05 and allowance.rho == budget.smallest_rho
-    selection = select_tensors(table, np.ones(len(head)), head, allowance.table_rho)
-    np.testing.assert_array_equal(selection.mask, head)
+    mask = select_tensors(table, np.ones(len(head)), head, allowance.table_rho)
+    np.testing.assert_array_equal(mask, head)
 
 
 def test_correction_is_bounded(case):
     table, head = case
     budget = RhoBudget(table, head, 0.6)
     for factor, bound in ((50.0, CORRECTION_BOUND), (0.02, 1 / CORRECTION_BOUND)):
-        budget.adopt(plan_of(table, head, None, 0.0, 1.0))
+        budget.adopt(head, table.predict(head))
         steps = [factor * table.predict_ms(head)] * 9
         for _ in range(3):
             correction = budget.allow(Progress(step_ms=steps, slowdowns=[1.0] * 9)).correction
@@ -131,7 +150,7 @@ def test_load_that_goes_away_within_an_interval_is_no_wrong_prediction(case):
     """Each stretch of steps is compared with the gradient pass in it."""
     table, head = case
     budget = RhoBudget(table, head, 0.6)
-    budget.adopt(plan_of(table, head, None, 0.0, 1.0))
+    budget.adopt(head, table.predict(head))
     expected = table.predict_ms(head)
     steps = [2 * expected] * 300 + [expected] * 200
     allowance = budget.allow(Progress(step_ms=steps, slowdowns=[2.0] * 3 + [1.0] * 2))
@@ -147,7 +166,7 @@ def test_noisy_measurements_change_the_correction_less(case):
     corrections = []
     for slowdowns in ([1.0] * 15, [1.0] * 5, [0.8, 1.0, 1.25, 0.7, 1.4], [1.0] * 14 + [9.0]):
         budget = RhoBudget(table, head, 0.6)
-        budget.adopt(plan_of(table, head, None, 0.0, 1.0))
+        budget.adopt(head, table.predict(head))
         steps = [1.1 * table.predict_ms(head) * noise for noise in rng.normal(1, 0.02, 50)]
         corrections.append(budget.allow(Progress(step_ms=steps, slowdowns=slowdowns)).correction)
     many, few, scattered, with_outlier = corrections
@@ -188,7 +207,7 @@ def test_what_making_features_takes_is_subtracted_from_the_next_allowance(with_f
     for making in (0.0, 0.01):
         budget = RhoBudget(table, head, rho, misses=0.0)
         step_ms = table.predict_ms(head, 0.0)
-        budget.adopt(Plan(head, None, step_ms, (rho + making) * table.full_step_ms - step_ms, True, 0.0))
+        budget.adopt(head, StepPrediction(step_ms, (rho + making) * table.full_step_ms - step_ms, True))
         assert budget.allow(Progress()).rho == pytest.approx(rho - making)
 
 
@@ -198,7 +217,7 @@ def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
     for resumed in (False, True):
         budget = RhoBudget(table, head, 0.5, misses=0.0)
         budget.correction = 1.1
-        budget.adopt(Plan(head, None, table.predict_ms(head, 0.0), 3.0, True, 0.0))
+        budget.adopt(head, StepPrediction(table.predict_ms(head, 0.0), 3.0, True))
         if resumed:
             record, budget = budget.to_record(), RhoBudget(table, head, 0.5, misses=0.0)
             budget.resume(record)
@@ -206,16 +225,32 @@ def test_resumed_budget_continues_with_the_making_of_its_features(with_forward):
     assert allowed[0] == allowed[1] != 0.5
 
 
-def test_an_estimate_resumes_what_it_has_learned_and_a_measured_table_does_not_take_it_over(case):
-    """The times of an estimate are nominal: profiler.py may have measured the table that a resumed run finds."""
+def test_an_estimate_resumes_what_it_has_learned(case):
     table, head = case
     estimate = replace(table, details={"is_estimate": True})
-    budget = RhoBudget(estimate, head, 0.6)
-    plan = select_tensors(table, np.ones(len(head)), head, 0.6)
-    budget.adopt(plan)
-    budget.allow(Progress(step_ms=[1.3 * plan.step_ms] * 20, slowdowns=[1.0] * 5, mask=plan.mask))
-    assert budget.table.predict_ms(plan.mask) == pytest.approx(1.3 * plan.step_ms, rel=0.05)
-    resumed, measured = RhoBudget(estimate, head, 0.6), RhoBudget(table, head, 0.6)
-    for other in (resumed, measured):
-        other.resume(budget.to_record())
-    assert resumed.table.digest() == budget.table.digest() and measured.table is table
+    budget, resumed = RhoBudget(estimate, head, 0.6), RhoBudget(estimate, head, 0.6)
+    mask = select_tensors(table, np.ones(len(head)), head, 0.6)
+    step_ms = table.predict_ms(mask)
+    budget.adopt(mask, table.predict(mask))
+    budget.allow(Progress(step_ms=[1.3 * step_ms] * 20, slowdowns=[1.0] * 5, mask=mask))
+    assert budget.table.predict_ms(mask) == pytest.approx(1.3 * step_ms, rel=0.05)
+    resumed.resume(budget.to_record())
+    assert resumed.table.digest() == budget.table.digest()
+
+
+def test_steps_stay_unless_others_are_clearly_closer_to_the_budget(case):
+    table, head = case
+    budget, best = RhoBudget(table, head, 0.5), StepPrediction(0.49 * table.full_step_ms, 0.0, False)
+    limit_ms = 0.5 * table.full_step_ms
+    for current_ms, stays in (
+        (best.step_ms - 0.99 * SHORTFALL * limit_ms, True),
+        (best.step_ms - 1.01 * SHORTFALL * limit_ms, False),
+        (1.009 * limit_ms, True),
+        (1.011 * limit_ms, False),
+    ):
+        current = StepPrediction(0.5 * current_ms, 0.5 * current_ms, True)
+        assert budget.is_close(best, current, 1.0, Progress()) is stays
+        lost_ms = abs(current_ms - best.step_ms)
+        for changing_ms, is_longer in ((0.99 * lost_ms, False), (1.01 * lost_ms, True)):
+            progress = Progress(step=10, total_steps=20, selection_seconds=10 * changing_ms / 1e3)
+            assert budget.is_close(best, current, 1.0, progress) is (stays or is_longer), "a change has to pay"

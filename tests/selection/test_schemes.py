@@ -1,5 +1,7 @@
 """The elastic scheme: it measures the device's slowdown during training."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import make_small_data, make_small_model, make_table
@@ -19,7 +21,7 @@ from elastic_trainer.selection.budget import (
     gradient_pass_steps,
 )
 from elastic_trainer.selection.elastic import ElasticScheme
-from elastic_trainer.selection.importance import ImportanceEvaluator, NoImportance, Random
+from elastic_trainer.selection.importance import ImportanceEvaluator, Random
 from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import Settings
@@ -93,7 +95,7 @@ def test_features_are_made_for_an_interval_and_kept_with_their_selection(monkeyp
     assert not none.uses_features and budget._caching_ms == 0 and none.mask.sum() < first.mask.sum()
 
 
-@pytest.mark.parametrize("selector", [(), (NoImportance, select_upper_part)])
+@pytest.mark.parametrize("selector", [(), (None, select_upper_part)])
 def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_without(selector, monkeypatch):
     """The latest steps are compared once with what they trained, not with the selection that is given up."""
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
@@ -112,18 +114,18 @@ def test_a_selection_for_which_features_turn_out_not_to_be_possible_is_the_one_w
     np.testing.assert_array_equal(repeated.mask, without.mask)
 
 
-@pytest.mark.parametrize("importance", [NoImportance, Random])
+@pytest.mark.parametrize("selector", [(None, select_upper_part), (Random,)])
 @pytest.mark.parametrize("interval", [40, 20])
-def test_gradients_are_compiled_for_the_speed_alone_only_where_a_later_selection_uses_it(importance, interval):
+def test_gradients_are_compiled_for_the_speed_alone_only_where_a_later_selection_uses_it(selector, interval):
     settings = Settings(num_epochs=40, interval=interval, rho=0.6)
-    scheme, _, state = elastic_scheme(settings, selector=(importance,))
+    scheme, _, state = elastic_scheme(settings, selector)
     selection = scheme.select(Progress(total_steps=240), state)
     assert ("_gradients" in vars(scheme._evaluator)) == (selection.slowdown != 1.0) == (interval < 40)
 
 
 def test_upper_part_is_traced_again_only_if_the_budget_asks_for_another(monkeypatch):
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
-    scheme, budget, state = elastic_scheme(settings, selector=(NoImportance, select_upper_part))
+    scheme, budget, state = elastic_scheme(settings, selector=(None, select_upper_part))
     monkeypatch.setattr(ImportanceEvaluator, "pass_ms", lambda *_: budget.table.gradient_pass_ms)
     first = scheme.select(Progress(total_steps=240), state)
     # A little less is too little for its last tensor.
@@ -161,3 +163,11 @@ def test_misses_are_the_expected_share_of_images_shown_for_the_first_time():
             distinct = np.mean([len(set(row)) for row in drawn])
             assert feature_misses(data, 6 * epochs) == pytest.approx(distinct / epochs, rel=0.02)
     assert feature_misses(make_small_data(augment="flip_rotate"), 600) == 1.0
+
+
+def test_by_an_estimated_table_it_selects_after_some_steps_too(monkeypatch):
+    settings = Settings(num_epochs=40, interval=10, rho=0.6)
+    data, model = make_small_data(), make_small_model()
+    table = replace(make_table(model), details={"is_estimate": True})
+    scheme = ElasticScheme(SchemeContext(ImageClassification(model), data, settings, table))
+    assert scheme.due == {0, 10, 30, 60, 120, 180}

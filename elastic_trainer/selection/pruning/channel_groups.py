@@ -30,7 +30,6 @@ ACTIVATIONS = tuple(
         *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "gelu", "silu", "mish", "sigmoid", "hard_sigmoid"),
         *("hard_silu", "tanh", "softplus", "softsign", "exponential"),
     )
-    if hasattr(keras.activations, name)
 )
 
 Channels = np.ndarray  # int [places of an axis]: the number of the channel at each place

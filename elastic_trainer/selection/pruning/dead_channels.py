@@ -36,17 +36,16 @@ class ChannelContributions:
     def kept(self, thresholds: dict[str, float], multiple: int) -> np.ndarray:
         """Choose the channels that stay, bool [channels of the network].
 
-        A channel is alive if it contributes more than the threshold to at least one layer; if all thresholds are 0, if
-        it contributes anything. Of the channels that a kernel makes, as many stay as are alive, at least 1, rounded up
-        to a multiple of `multiple` if there are enough; those stay that contribute most.
+        A channel is alive if it contributes more than the threshold to at least one layer. Of the channels that a
+        kernel makes, as many stay as are alive, at least 1, rounded up to a multiple of `multiple` if there are enough;
+        those stay that contribute most.
         """
         largest = np.zeros(self._channels.count)
         for name, kernel in self._channels.readers().items():
             np.maximum.at(largest, kernel.source, self.by_reader[name] / max(thresholds[name], 1e-30))
         kept = np.ones(self._channels.count, bool)
         for channels in self._channels.prunable().values():
-            alive = int((largest[channels] > (1.0 if any(thresholds.values()) else 0.0)).sum())
-            count = math.ceil(max(alive, 1) / multiple) * multiple
+            count = math.ceil(max(int((largest[channels] > 1.0).sum()), 1) / multiple) * multiple
             kept[channels[np.argsort(-largest[channels], kind="stable")[count:]]] = False
         return kept
 
@@ -106,11 +105,6 @@ class _Moments:
         first, second = self._sums / self._count
         variance = np.maximum(second - first**2, 0.0)
         return np.sqrt(variance if about_mean else variance + self.mean() ** 2)
-
-
-def median_contribution(contributions: np.ndarray) -> float:
-    """Median of the contributions above 0; 0 if there are none."""
-    return float(np.median(contributions[contributions > 0])) if (contributions > 0).any() else 0.0
 
 
 def reading_norms(kernel: Kernel) -> np.ndarray:

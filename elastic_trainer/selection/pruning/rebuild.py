@@ -54,13 +54,10 @@ def rebuild_model(model: keras.Model, channels: ChannelGroups, kept: np.ndarray)
     for new, old in zip(rebuilt._flatten_layers(), model._flatten_layers(), strict=True):
         new.trainable = old.trainable  # from_config sets a model's flag on each of its layers
     # Paths are not compared: Keras numbers unnamed layers inside custom layers, and counts on in the new model.
-    if [_kind_of(variable) for variable in rebuilt.variables] != [_kind_of(variable) for variable in model.variables]:
+    kinds = [[(each.name, len(each.shape), each.trainable) for each in one.variables] for one in (rebuilt, model)]
+    if kinds[0] != kinds[1]:
         raise UserError(f"--train_type prunetrain: Keras builds other tensors from {model.name}'s configuration")
     return rebuilt
-
-
-def _kind_of(variable: keras.Variable) -> tuple[str, int, bool]:
-    return variable.name, len(variable.shape), variable.trainable
 
 
 def _set_widths(config: dict[str, Any], model: Any, channels: ChannelGroups, kept: np.ndarray) -> None:

@@ -39,7 +39,7 @@ from elastic_trainer.engine.task import CompiledTask, classification_loss
 from elastic_trainer.networks.saved_model import check_saving
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
-from elastic_trainer.selection.pruning.dead_channels import ChannelContributions, median_contribution
+from elastic_trainer.selection.pruning.dead_channels import ChannelContributions
 from elastic_trainer.selection.pruning.rebuild import rebuild_model, rebuild_network
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
@@ -102,9 +102,6 @@ class PruneTrainScheme(Scheme):
         everything, epoch = np.ones(self._tensor_count, bool), progress.step / self._data.steps_per_epoch
         return Selection(everything, epoch=epoch)
 
-    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
-        state.replace(*self.restore(record, state.model, state.optimizer))
-
     def penalty(self, model: keras.Model) -> tf.Tensor:
         """The penalty that the lasso adds to the loss: lambda * `group_lasso(model)`. Called inside the traced step."""
         return self._lambda * group_lasso(model)
@@ -124,7 +121,8 @@ class PruneTrainScheme(Scheme):
         contributions = ChannelContributions(channels, model, images)
         self._batches_drawn += batches
         if not self._medians:
-            self._medians = {name: median_contribution(values) for name, values in contributions.by_reader.items()}
+            alive = {name: values[values > 0] for name, values in contributions.by_reader.items()}
+            self._medians = {name: float(np.median(values)) if len(values) else 0.0 for name, values in alive.items()}
         thresholds = {name: self._threshold * median for name, median in self._medians.items()}
         kept = contributions.kept(thresholds, self._multiple)
         if kept.all():
@@ -138,26 +136,22 @@ class PruneTrainScheme(Scheme):
         return sum(map(len, self.kept.values())), sum(self.full_counts.values())
 
     def to_record(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON types: lambda, batches drawn, medians, and the kept channels of each kernel."""
+        """As JSON types: lambda, batches drawn, medians, and the kept channels of each kernel."""
         kept = {name: indices.tolist() for name, indices in self.kept.items()}
         own = {"lambda": self._lambda, "batches_drawn": self._batches_drawn, "medians": self._medians}
         return {**own, "channels": kept}
 
-    def restore(
-        self, record: dict[str, Any], model: keras.Model, optimizer: keras.optimizers.Optimizer
-    ) -> tuple[keras.Model, keras.optimizers.Optimizer]:
-        """Continue from `to_record()`: the full `model` and its `optimizer`, cut down to the kept channels.
-
-        The caller loads the saved values afterwards.
-        """
+    def resume(self, record: dict[str, Any], selection: Selection | None, state: TrainState) -> None:
+        """Cut the full network of `state` down to the kept channels; the caller loads the saved values afterwards."""
         self._lambda, self._batches_drawn = float(record["lambda"]), int(record["batches_drawn"])
         self._medians = dict(record["medians"])
         self.kept = {name: np.array(indices, np.int64) for name, indices in record["channels"].items()}
-        channels = ChannelGroups(model)
+        channels = ChannelGroups(state.model)
         kept = np.ones(channels.count, bool)
         for name, numbers in channels.prunable().items():
             kept[np.delete(numbers, self.kept[name])] = False
-        return (model, optimizer) if kept.all() else rebuild_network(model, optimizer, channels, kept, {})
+        if not kept.all():
+            state.replace(*rebuild_network(state.model, state.optimizer, channels, kept, {}))
 
 
 def group_lasso(model: keras.Model) -> tf.Tensor:

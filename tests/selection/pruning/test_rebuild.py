@@ -79,25 +79,6 @@ def test_custom_networks_keep_their_logits_or_are_refused(function):
     TrainStep(ImageClassification(smaller), carried, BATCH)(*data.batch)
 
 
-@pytest.mark.parametrize("sequential", [True, False])
-def test_inner_models_and_custom_layers_are_rebuilt_with_fewer_channels_but_those_that_they_get(sequential):
-    keras.utils.set_random_seed(0)
-    inner = keras.Sequential([keras.Input((8, 8, 6)), keras.layers.ReLU(), keras.layers.Conv2D(5, 3, name="inside")])
-    if not sequential:
-        inner = keras.Model(inner.inputs, inner.outputs[0])
-    inputs = keras.Input((8, 8, 3))
-    x = inner(keras.layers.Conv2D(6, 3, padding="same", name="outside")(inputs))
-    x = zoo.Gated()(keras.layers.Conv2D(4, 3)(x))
-    model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="head")(keras.layers.GlobalMaxPooling2D()(x)))
-    data, optimizer = Batches(model), built_optimizer(model)
-    scheme = scheme_of(model)
-    kill_readers(model, share=0.5)
-    smaller, carried = scheme.reconfigure(model, optimizer)
-    assert [v.shape[-1] for v in smaller.trainable_variables if v.name == "kernel"] == [6, 3, 4, 4, CLASSES]
-    assert_same_logits(model, smaller, data.batch[0])
-    TrainStep(ImageClassification(smaller), carried, BATCH)(*data.batch)
-
-
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
     model = build("small")
