@@ -20,7 +20,6 @@ from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.folder import check_run_folder, run_folder
 from elastic_trainer.runs.reader import is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
@@ -204,7 +203,6 @@ def load_to_evaluate(evaluation: Evaluation) -> tuple[keras.Model, ImageData]:
 def _finish_again(settings: Settings, folder: Path) -> None:
     """Write results of the finished run in `folder` that may be missing, and print what it came to."""
     summary = read_summary(folder)
-    Checkpoints(folder / "checkpoints").clear()
     try:
         _export_again(settings, folder, summary.get("wall_seconds"))
     finally:

@@ -23,7 +23,6 @@ from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.networks.saved_model import load_best
-from elastic_trainer.runs.checkpointer import Checkpointer
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
@@ -73,16 +72,15 @@ def train(
         scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, table))
     with StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
-        checkpointer, bar = Checkpointer(run), ProgressBar()
-        listeners = [run.events, run, bar, signals, checkpointer]
-        trainer = Trainer(task, data, scheme, settings, listeners, memory=memory, later=later)
-        checkpointer.restore(trainer)
+        bar = ProgressBar()
+        trainer = Trainer(task, data, scheme, settings, [run.events, bar, signals, run], memory=memory, later=later)
+        run.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
-            checkpointer.save()
+            run.save()
             raise Stopped(
                 stopped.number,
                 f"stopped after step {trainer.history.step} of {trainer.schedule.total_steps}; "

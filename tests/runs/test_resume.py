@@ -121,7 +121,8 @@ def test_what_does_not_fit_a_run_is_refused_and_it_then_continues_its_clocks(tmp
     for name in ("training", "selection", "validation", "elapsed"):
         seconds, after = before[name], summary[f"{'train' if name == 'training' else name}_seconds"]
         assert 0 < seconds <= after < seconds + took and (seconds < after or name == "selection"), name
-    assert summary["epochs"] == EPOCHS and not (folder / "checkpoints").exists()
+    assert summary["epochs"] == EPOCHS
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-0000000018.npz"], "that of its end"
 
 
 @pytest.mark.parametrize("is_same_table", [True, False])
