@@ -204,12 +204,10 @@ class History:
         The measures of its steps are results since its start if `is_running`, else they are averaged.
         """
         results, self.results = self.results, []
-        measures = {
-            name: results[-1].measures[name] if is_running else float(np.mean([one.measures[name] for one in results]))
-            for name in results[-1].measures
-        }
-        step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        tested = dict.fromkeys(["loss", *measures]) if test is None else test
+        means = means_of(results)
+        if is_running:
+            means |= {name: results[-1].measures[name] for name in means if name != "loss"}
+        tested = dict.fromkeys(means) if test is None else test
         self.epochs.append(
             {
                 "epoch": len(self.epochs) + 1,
@@ -218,10 +216,9 @@ class History:
                 "selection_seconds": self.clocks.seconds("selection"),
                 "validation_seconds": self.clocks.seconds("validation"),
                 "learning_rate": results[-1].learning_rate,
-                "train_loss": float(np.mean([result.loss for result in results])),
-                **{f"train_{name}": value for name, value in measures.items() if name != "loss"},
+                **{f"train_{name}": value for name, value in means.items()},
                 **{f"test_{name}": value for name, value in tested.items()},
-                "median_step_ms": float(np.median(step_ms)) if step_ms else None,
+                "median_step_ms": median_step_ms(results),
                 "budget_step_ms": self.selection.budget_step_ms,
                 "trained_tensors": int(self.selection.mask.sum()),
                 "train_flops": self.flops(),
@@ -294,6 +291,19 @@ class History:
         record["results"] = [StepResult(*result) for result in record["results"]]
         record["clocks"] = Clocks(**record["clocks"])
         return cls(**record)
+
+
+def means_of(results: Sequence[StepResult]) -> dict[str, float]:
+    """Means over some steps: the loss, and what else they report."""
+    names = [name for name in results[-1].measures if name != "loss"]
+    means = {name: float(np.mean([result.measures[name] for result in results])) for name in names}
+    return {"loss": float(np.mean([result.loss for result in results])), **means}
+
+
+def median_step_ms(results: Sequence[StepResult]) -> float | None:
+    """Of the steps that were timed; None if none was."""
+    step_ms = [result.step_ms for result in results if result.step_ms is not None]
+    return float(np.median(step_ms)) if step_ms else None
 
 
 def _is_validated(row: dict[str, Any]) -> bool:
