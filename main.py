@@ -67,6 +67,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     from elastic_trainer.datasets.named import check_available, class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.runs.deadline import MARGIN
     from elastic_trainer.runs.run_log import RunLog
 
     start = time.perf_counter() if start is None else start
@@ -111,9 +112,9 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         config = {**settings.to_record(), "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(weights))
-            later = _export_seconds(settings, model)
+            dataset.later_seconds += MARGIN * _export_seconds(settings, model)
             test = cache(partial(_images_to_test, settings, dataset, folder))
-            more = prepared.table, time.perf_counter() - start, prepared.memory, later
+            more = prepared.table, time.perf_counter() - start, prepared.memory
             train.train(settings.train_type, model, dataset, settings, log, *more, test)
             clocks = log.trainer.history.clocks
         try:

@@ -43,7 +43,6 @@ def train(
     table: TimingTable | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
-    later: float = 0.0,
     test: Callable[[], ImageData | None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `model` under a scheme, and write its summary.json. Continues from `run`'s last checkpoint.
@@ -55,7 +54,6 @@ def train(
         run: of the run; it has started.
         table: timing table of the network, of an elastic scheme.
         elapsed: seconds of a deadline that the program took before.
-        later: seconds of it that what follows takes.
         test: reads other images that test the best model once, after training, if there are any.
 
     Returns:
@@ -73,7 +71,7 @@ def train(
     with StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
         bar = ProgressBar()
-        trainer = Trainer(task, data, scheme, settings, [run.events, bar, signals, run], memory=memory, later=later)
+        trainer = Trainer(task, data, scheme, settings, [run.events, bar, signals, run], memory=memory)
         run.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules

@@ -182,21 +182,12 @@ class History:
 
     @property
     def validated(self) -> list[dict[str, Any]]:
-        return [row for row in self.epochs if _is_validated(row)]
+        return [row for row in self.epochs if row.get("test_loss") is not None]
 
     @property
     def is_validated(self) -> bool:
         """Whether the latest epoch was validated; True before the first."""
-        return not self.epochs or _is_validated(self.epochs[-1])
-
-    def may_validate(self, share: float) -> bool:
-        """Whether another validation, and the last one, stay within this share of training time; 1: no limit."""
-        if share == 0:  # only the last, which a board of a fleet never reaches
-            return False
-        if share >= 1 or not self.validation_seconds:
-            return True
-        seconds = self.clocks.seconds
-        return seconds("validation") + 2 * self.validation_seconds[-1] <= share * seconds("training")
+        return self.validated[-1:] == self.epochs[-1:]
 
     def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
         """End the current epoch, with the results of its validation if there was one.
@@ -304,10 +295,6 @@ def median_step_ms(results: Sequence[StepResult]) -> float | None:
     """Of the steps that were timed; None if none was."""
     step_ms = [result.step_ms for result in results if result.step_ms is not None]
     return float(np.median(step_ms)) if step_ms else None
-
-
-def _is_validated(row: dict[str, Any]) -> bool:
-    return any(row[name] is not None for name in row if name.startswith("test_"))
 
 
 def _selection_record(selection: Selection) -> dict[str, Any]:

@@ -40,11 +40,15 @@ class Trainer(Engine):
         model, data, scheme, settings, table, optimizer, memory: see `Engine`. What the settings say of checkpoints and
             saved models is for listeners.
         listeners: are called at each hook, in this order.
-        later: seconds of a deadline that are kept for what follows training.
+
+    Attributes:
+        deadline: when the steps must end; None: the schedule says.
 
     Raises:
         UserError: as `Engine`.
     """
+
+    deadline: Deadline | None = None
 
     def __init__(
         self,
@@ -57,13 +61,9 @@ class Trainer(Engine):
         table: TimingTable | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
         memory: MemoryBudget | None = None,
-        later: float = 0.0,
     ) -> None:
-        if isinstance(scheme, Settings):
-            raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         super().__init__(model, data, scheme, settings, table, optimizer, memory)
-        self._listeners, self._has_started, self._later = [*listeners], False, later
-        self._last_tick = 0.0
+        self._listeners, self._has_started, self._last_tick = [*listeners], False, 0.0
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,9 @@ class Trainer(Engine):
         Raises:
             UserError: the loss is no longer a finite number.
         """
-        history = self.history
+        history, settings = self.history, self.settings
+        if settings.deadline is not None:
+            self.deadline = Deadline(settings.deadline, history, self.data, settings.average_head)
         with frozen_gc():
             if not self._has_started:
                 self._begin()
@@ -95,9 +97,8 @@ class Trainer(Engine):
                         for batch in self.data.train(epoch, history.step - start, count):
                             if history.results and self._is_out_of_time():
                                 break
-                            deadline = self.deadline
-                            if deadline is not None:
-                                pass_time(self.training.optimizer, deadline.share)
+                            if self.deadline is not None:
+                                pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
@@ -158,21 +159,10 @@ class Trainer(Engine):
         history.is_stopped |= bool(self.training.model.stop_training)
         return history.is_stopped or history.step >= self.schedule.total_steps
 
-    @property
-    def deadline(self) -> Deadline | None:
-        """When the steps must end; None: the schedule says."""
-        seconds, data = self.settings.deadline, self.data
-        if seconds is None:
-            return None
-        images = data.train_count, data.test_count, data.tested_later
-        seconds -= data.later_seconds  # as the images so far took, read by the same code
-        return Deadline(seconds, self.history, self._averages_later, images, self._later)
-
     def _is_out_of_time(self, later: float = 0.0) -> bool:
         """Whether the deadline leaves no time for another step `later` seconds from now; stays true."""
-        deadline = self.deadline
-        if deadline is not None:
-            self.history.out_of_time |= deadline.is_over(later)
+        if self.deadline is not None:
+            self.history.out_of_time |= self.deadline.is_over(later)
         return self.history.out_of_time
 
     def _end_epoch(self) -> None:
@@ -201,7 +191,10 @@ class Trainer(Engine):
         return self.settings.average_head and self.history.average_head_seconds is None
 
     def _is_validation_due(self, is_last: bool) -> bool:
-        return is_last or self.history.may_validate(self.settings.validation_share)
+        """Whether this validation, and the last one, stay within their share of training time; the last always is."""
+        share, seconds = self.settings.validation_share, self.history.clocks.seconds
+        expected = seconds("validation") + 2 * sum(self.history.validation_seconds[-1:])
+        return is_last or share >= 1 or (share > 0 and expected <= share * seconds("training"))
 
     def evaluate(self) -> dict[str, float]:
         """The loss and the measures of the task over the test examples."""

@@ -18,7 +18,7 @@ from elastic_trainer.settings import Settings
 
 
 def history(*accuracies, start=None, saved=None):
-    rows = [{"epoch": k, "test_accuracy": value} for k, value in enumerate(accuracies, 1)]
+    rows = [{"epoch": k, "test_accuracy": value, "test_loss": value} for k, value in enumerate(accuracies, 1)]
     rows = [{**row, "peak_memory_mb": None, "gpu_peak_memory_mb": None} for row in rows]
     first = None if start is None else {"loss": 1.0, "accuracy": start}
     selections = [Selection(np.ones(2, bool))]
