@@ -128,7 +128,7 @@ class Trainer(Engine):
             "memory_budget_mb": memory.limit_mb if memory.has_limit else None,
             "start_memory_mb": memory.start_mb,
         }
-        return {**run_results(self.history, self.schedule.total_steps, self.task.score), **found}
+        return {**run_results(self.history, self.task.score), **found}
 
     def _begin(self) -> None:
         """Pass the trainer and the model to the listeners."""
