@@ -1,8 +1,7 @@
-"""The progress bar of a run, and advice if the loss does not fall."""
+"""The progress bar of a run, and a line if an epoch's loss is no better than chance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ from elastic_trainer.runs.listener import Listener
 
 BAR = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 RECENT = 20  # steps whose means are shown
-MIN_CHANGE = 0.02  # between the mean losses of both halves of an epoch, for a loss that falls or rises
-CHANCE = 0.06  # of a difference that is none, by the Mann-Whitney test
-DIVERGED = 10  # times the loss of guessing, which no learning rate that is too low leads to
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 
@@ -53,13 +49,16 @@ class ProgressBar(Listener):
         self._describe()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        trainer = self.trainer
-        if self._is_advised or trainer.training.model.losses:  # a model's regularisers count in the loss
-            return
-        found = advice([result.loss for result in self._results], trainer.data.guessing_loss)
-        if found:
+        """Say once if the loss in the second half of an epoch was above that of guessing."""
+        trainer, losses = self.trainer, [result.loss for result in self._results]
+        loss, guessing = float(np.mean(losses[len(losses) // 2 :])), trainer.data.guessing_loss
+        is_judged = guessing is not None and len(losses) >= MIN_LOSSES and not self._is_advised
+        if is_judged and loss > guessing and not trainer.training.model.losses:  # regularisers count in the loss
             self._is_advised = True
-            tqdm.write(f"epoch {epoch + 1}: {found}")
+            tqdm.write(
+                f"epoch {epoch + 1}: the training loss is {loss:.2f}; class frequencies alone give {guessing:.2f}; "
+                "train longer if it is falling, else try another --learning_rate"
+            )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.close()
@@ -78,26 +77,6 @@ class ProgressBar(Listener):
         trainer = self.trainer
         count = f"/{trainer.schedule.epochs}" if trainer.deadline is None else ""
         self._bar.set_description(f"epoch {len(trainer.history.epochs) + 1}{count}{doing}", refresh=bool(doing))
-
-
-def advice(losses: Sequence[float], guessing_loss: float | None) -> str | None:
-    """What to change if the loss in the second half of an epoch was no better than chance; None if it was."""
-    if guessing_loss is None or len(losses) < MIN_LOSSES:
-        return None
-    halves = np.array_split(losses, 2)
-    earlier, loss = (float(half.mean()) for half in halves)
-    if loss <= guessing_loss:
-        return None
-    from scipy.stats import mannwhitneyu  # the import takes a second
-
-    # By ranks: the size of a loss that diverges says nothing on its noise.
-    is_certain = abs(loss - earlier) > MIN_CHANGE * earlier and mannwhitneyu(*halves).pvalue < CHANCE
-    what = "it does not change, so --learning_rate may be too low or too high: try ten times more, and less"
-    if is_certain and loss < earlier:
-        what = "it is falling: train longer, or raise --learning_rate"
-    elif is_certain or loss > DIVERGED * guessing_loss:
-        what = f"it {'is rising' if is_certain else 'has diverged'}: lower --learning_rate"
-    return f"the training loss is {loss:.2f}; class frequencies alone give {guessing_loss:.2f}; {what}"
 
 
 def progress_text(history: History) -> str:
