@@ -22,7 +22,7 @@ from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.folder import run_folder
-from elastic_trainer.runs.reader import is_finished, read_summary
+from elastic_trainer.runs.reader import goes_on, is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
@@ -55,7 +55,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         settings: of the run.
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
     """
-    if settings.resume and is_finished(settings.folder):
+    if settings.resume and is_finished(settings.folder) and not goes_on(settings):
         with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
             _finish_again(settings, folder)
         return

@@ -78,7 +78,8 @@ class Engine:
         self.schedule = Schedule.of(settings, data.steps_per_epoch)
         if optimizer is None and isinstance(task, CompiledTask):
             optimizer = task.model.optimizer
-        optimizer = optimizer or optimizer_of(settings, self.schedule.total_steps, task.model)
+        steps = self.schedule.total_steps - self.schedule.from_step
+        optimizer = optimizer or optimizer_of(settings, steps, task.model)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
         features = None
@@ -112,9 +113,8 @@ class Engine:
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None))
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
-            optimizer = self.training.optimizer
-            step = int(optimizer.iterations.numpy())
-            raise not_finite(f"the loss is {result.loss} at step {step}", self.task, optimizer)
+            what = f"the loss is {result.loss} at step {history.step}"
+            raise not_finite(what, self.task, self.training.optimizer)
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
@@ -140,7 +140,10 @@ class Engine:
         return State(self.training.values(), record)
 
     def load(self, state: State) -> None:
-        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
+        """Go on from `state`. Raises `UserError` if it is of other examples or of another network.
+
+        If it is where `settings.from_step` says that a finished run goes on, its new schedule starts.
+        """
         examples = [self.data.train_count, self.data.test_count]
         if state.record["examples"] != examples:
             raise UserError(
@@ -151,6 +154,10 @@ class Engine:
         selection = history.selection if history.selections else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)
+        if self.schedule.from_step:
+            self.training.optimizer.iterations.assign(history.step - self.schedule.from_step)
+        if history.step == self.schedule.from_step:
+            history.start_schedule()
 
     def _notify(self, hook: str, *values: Any) -> None:
         """A hook of those who listen; an engine by itself has none."""

@@ -125,7 +125,7 @@ class History:
         starts_with_head: that model had the closed-form head, with which training itself does not start.
         first_model_seconds: what fitting and saving that model took.
         average_head_seconds: what averaging the head after the last step took; None before.
-        first_step_seconds: when the first step was done, after the start of the program; None before.
+        first_step_seconds: when the first step of the schedule was done, after the start of the program; None before.
     """
 
     step: int = 0
@@ -170,7 +170,7 @@ class History:
 
     def record_step(self, result: StepResult) -> None:
         self.step += 1
-        if self.step == 1:
+        if self.first_step_seconds is None:
             self.first_step_seconds = self.clocks.elapsed()
         self.results.append(result)
         self.selection.caching_ms += result.caching_ms
@@ -179,6 +179,11 @@ class History:
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
             self.selection.step_ms.append(result.step_ms)
+
+    def start_schedule(self) -> None:
+        """Begin another schedule, if the run was finished."""
+        self.out_of_time = self.is_stopped = False
+        self.average_head_seconds = self.first_step_seconds = None
 
     @property
     def validated(self) -> list[dict[str, Any]]:

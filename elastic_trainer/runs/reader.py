@@ -27,7 +27,7 @@ def read_settings(folder: Path) -> Settings:
     """The settings of the run in `folder`, by its config.json."""
     config = read_config(folder)
     with trusting(folder / CONFIG):
-        values = {one.name: config[one.name] for one in fields(Settings)}
+        values = {one.name: config.get(one.name, one.default) for one in fields(Settings)}
         paths = {name: Path(values[name]) for name in ("data_dir", "logdir", "evaluate") if values[name] is not None}
         return Settings(**{**values, **paths})
 
@@ -76,6 +76,12 @@ def is_run(folder: Path) -> bool:
 
 def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
+
+
+def goes_on(settings: Settings) -> bool:
+    """Whether these settings give the finished run in their folder a new schedule."""
+    was = read_settings(settings.folder)
+    return (settings.num_epochs, settings.deadline) != (was.num_epochs, was.deadline)
 
 
 class Selections(NamedTuple):

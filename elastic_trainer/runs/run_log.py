@@ -17,10 +17,11 @@ from elastic_trainer.engine.closed_form_head import closed_form_head
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.runs.checkpoint import Checkpoints
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_run
+from elastic_trainer.runs.reader import CONFIG, METRICS, SELECTIONS, SUMMARY, is_finished, is_run, read_config
 from elastic_trainer.runs.tensorboard import EventsWriter
 from elastic_trainer.selection.select import Selection
-from elastic_trainer.system.errors import UserError
+from elastic_trainer.settings.flags import duration_text
+from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.files import write_csv, write_record
 from elastic_trainer.system.machine import environment
 
@@ -31,6 +32,7 @@ SELECTION_COLUMNS = (
     *("epoch", "step", "name", "importance", "chosen"),
     *("predicted_step_ms", "budget_step_ms", "measured_step_ms", "rho", "slowdown", "correction"),
 )
+SCHEDULE = ("num_epochs", "max_steps", "deadline", "from_epoch", "from_step")  # settings that change as a run goes on
 
 
 class RunLog(Listener):
@@ -63,13 +65,28 @@ class RunLog(Listener):
             self.events.close()
 
     def restore(self, trainer: Trainer) -> None:
-        """Load the newest checkpoint into `trainer`, if there is one."""
+        """Load the newest checkpoint into `trainer`, if there is one. A finished run goes on as the settings say."""
         state = self.checkpoints.latest()
         if state is not None:
             trainer.load(state)
-        elif not self._is_new:
+        if is_finished(self.folder):
+            self._go_on(trainer)
+        elif state is None and not self._is_new:
             again = ", and its --deadline counts from now" if trainer.settings.deadline is not None else ""
             print(f"--resume: {self.folder} has no checkpoint yet; the run starts again{again}")
+
+    def _go_on(self, trainer: Trainer) -> None:
+        """Record the new schedule of a finished run; from now on, it is an interrupted one."""
+        settings = trainer.settings
+        if trainer.history.step != settings.from_step:
+            raise UserError(f"--resume: {self.folder} has no checkpoint of its end; {START_AGAIN}")
+        (self.folder / SUMMARY).unlink()  # first: cut off here, the run ends again as it did
+        changed = {name: getattr(settings, name) for name in SCHEDULE}
+        write_record(self.folder / CONFIG, {**read_config(self.folder), **changed})
+        length = f"of {settings.num_epochs - settings.from_epoch} epochs"
+        if settings.deadline is not None:
+            length = f"until {duration_text(settings.deadline)} have passed"
+        print(f"{self.folder} goes on from epoch {settings.from_epoch} with a new schedule {length}")
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Drop what an interrupted run wrote after its checkpoint. Save the model that training starts from, so that
