@@ -118,8 +118,7 @@ class History:
         epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
-        out_of_time: the deadline leaves no time for another step.
-        is_stopped: a listener ended the run.
+        is_over: a listener ended the run, or the deadline leaves no time for another step.
         saved_score: `task.Score` of the best model that was saved; None if there is none.
         start: validation of the model that training started from; None if it was not tested.
         starts_with_head: that model had the closed-form head, with which training itself does not start.
@@ -133,9 +132,8 @@ class History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     validation_seconds: list[float] = field(default_factory=list)
-    out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
-    is_stopped: bool = False
+    is_over: bool = False
     saved_score: float | None = None
     start: dict[str, float] | None = None
     starts_with_head: bool = False
@@ -182,8 +180,7 @@ class History:
 
     def start_schedule(self) -> None:
         """Begin another schedule, if the run was finished."""
-        self.out_of_time = self.is_stopped = False
-        self.average_head_seconds = self.first_step_seconds = None
+        self.is_over, self.average_head_seconds, self.first_step_seconds = False, None, None
 
     @property
     def validated(self) -> list[dict[str, Any]]:

@@ -95,16 +95,14 @@ class Trainer(Engine):
                 if count > 0:  # else the run was interrupted when only the validation was left
                     with history.clocks.running("training"):
                         for batch in self.data.train(epoch, history.step - start, count):
-                            if history.results and self._is_out_of_time():
+                            if history.results and self._is_over():
                                 break
                             if self.deadline is not None:
                                 pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
-                            if self._is_ended():
-                                break
-                if history.step >= self.schedule.start_of(epoch + 1) or history.is_stopped or history.out_of_time:
+                if history.step >= end or self._is_over():
                     self._end_epoch()
             if not self.is_finished:
                 return None
@@ -117,8 +115,7 @@ class Trainer(Engine):
         history = self.history
         # Steps of a run that was interrupted between its last step and the validation still need that one.
         may_end = history.is_validated and not history.results
-        is_ended = may_end and (history.is_stopped or self._is_out_of_time())
-        return len(history.epochs) >= self.schedule.epochs or is_ended
+        return len(history.epochs) >= self.schedule.epochs or (may_end and self._is_over())
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
@@ -153,17 +150,12 @@ class Trainer(Engine):
         self._last_tick = time.monotonic()
         self._notify("on_tick")
 
-    def _is_ended(self) -> bool:
-        """Whether the latest step was the last: by a listener, or by the schedule."""
+    def _is_over(self, later: float = 0.0) -> bool:
+        """Whether a listener ended the run, or its deadline leaves no time for a step `later` seconds from now."""
         history = self.history
-        history.is_stopped |= bool(self.training.model.stop_training)
-        return history.is_stopped or history.step >= self.schedule.total_steps
-
-    def _is_out_of_time(self, later: float = 0.0) -> bool:
-        """Whether the deadline leaves no time for another step `later` seconds from now; stays true."""
-        if self.deadline is not None:
-            self.history.out_of_time |= self.deadline.is_over(later)
-        return self.history.out_of_time
+        history.is_over |= bool(getattr(self.training.model, "stop_training", False))
+        history.is_over |= self.deadline is not None and self.deadline.is_over(later)
+        return history.is_over
 
     def _end_epoch(self) -> None:
         """End the epoch, and validate if that is due. At the end of the run, average the head first."""
@@ -172,7 +164,7 @@ class Trainer(Engine):
         # A run whose time this validation uses up must average before it.
         validates = self._averages_later and self._is_validation_due(is_last=False)
         later = max(history.validation_seconds, default=0.0) if validates else 0.0
-        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time(later)
+        is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last and self._averages_later:
             with history.clocks.running("training"):
                 history.average_head_seconds = self.training.average_head(self.data, self._between_batches)
@@ -183,7 +175,6 @@ class Trainer(Engine):
         self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
         if is_due:
             history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
-        history.is_stopped |= bool(self.training.model.stop_training)
 
     @property
     def _averages_later(self) -> bool:
