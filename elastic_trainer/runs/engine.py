@@ -111,7 +111,7 @@ class Engine:
             self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
         is_full = self.data.is_full(batch)
         result = self.training.train(batch)
-        history.record_step(result if is_full else result._replace(step_ms=None))
+        history.record_step(result if is_full else result._replace(step_ms=None), self._step_flops)
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
             what = f"the loss is {result.loss} at step {history.step}"
             raise not_finite(what, self.task, self.training.optimizer)
@@ -177,7 +177,8 @@ class Engine:
         training.check_memory()
         predicted_mb = training.predicted_mb
         selection.memory_mb = None if predicted_mb is None else max(predicted_mb, selection.memory_mb or 0.0)
-        history.record_selection(selection, self._step_flops)
+        selection.step = history.step
+        history.selections.append(selection)
         self._notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
 
     def _adopt(self, selection: Selection) -> None:

@@ -125,6 +125,8 @@ class History:
         first_model_seconds: what fitting and saving that model took.
         average_head_seconds: what averaging the head after the last step took; None before.
         first_step_seconds: when the first step of the schedule was done, after the start of the program; None before.
+        caching_ms: computing the features that are kept, in all.
+        train_flops: of all steps: forward, backward, update; two for each multiply-accumulate.
     """
 
     step: int = 0
@@ -140,38 +142,20 @@ class History:
     first_model_seconds: float = 0.0
     average_head_seconds: float | None = None
     first_step_seconds: float | None = None
+    caching_ms: float = 0.0
+    train_flops: float = 0.0
 
     @property
     def selection(self) -> Selection:
         return self.selections[-1]
 
-    @property
-    def step_ms(self) -> list[float]:
-        return [ms for selection in self.selections for ms in selection.step_ms]
-
-    @property
-    def caching_ms(self) -> float:
-        """Time of computing the features that are kept."""
-        return sum(selection.caching_ms for selection in self.selections)
-
-    @property
-    def selection_seconds(self) -> float | None:
-        """Mean time of a selection, the first call of its step included; None before the first."""
-        if not self.selections:
-            return None
-        first_calls = sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
-        return (self.clocks.seconds("selection") + first_calls) / len(self.selections)
-
-    def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
-        selection.step, selection.step_flops = self.step, step_flops
-        self.selections.append(selection)
-
-    def record_step(self, result: StepResult) -> None:
+    def record_step(self, result: StepResult, flops: float) -> None:
         self.step += 1
+        self.train_flops += flops
         if self.first_step_seconds is None:
             self.first_step_seconds = self.clocks.elapsed()
         self.results.append(result)
-        self.selection.caching_ms += result.caching_ms
+        self.caching_ms += result.caching_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
@@ -214,19 +198,11 @@ class History:
                 "median_step_ms": median_step_ms(results),
                 "budget_step_ms": self.selection.budget_step_ms,
                 "trained_tensors": int(self.selection.mask.sum()),
-                "train_flops": self.flops(),
+                "train_flops": self.train_flops,
                 "energy_joules": self.clocks.joules,
                 "peak_memory_mb": peak_memory_mb(),
                 "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
-        )
-
-    def flops(self) -> float:
-        """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
-        starts = [selection.step for selection in self.selections]
-        return sum(
-            one.step_flops * (end - one.step)
-            for one, end in zip(self.selections, [*starts[1:], self.step], strict=False)
         )
 
     def full_training_ms(self) -> float | None:
@@ -247,13 +223,15 @@ class History:
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         latest = self.selection if self.selections else Selection(np.zeros(0, bool))
+        first_calls = sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
+        selecting = self.clocks.seconds("selection") + first_calls
         return Progress(
             step=self.step,
             total_steps=schedule.total_steps,
             steps_per_epoch=schedule.steps_per_epoch,
             step_ms=latest.step_ms,
             slowdowns=latest.slowdowns,
-            selection_seconds=self.selection_seconds,
+            selection_seconds=selecting / len(self.selections) if self.selections else None,
             features_possible=features_possible,
             mask=latest.mask if self.selections else None,
             feature_steps=self._feature_steps() if features_possible else 0,

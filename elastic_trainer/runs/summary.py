@@ -27,7 +27,7 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
 
     Accuracies are in 0…1, memory in MB, energy in J. FLOPs count two for each multiply-accumulate.
     """
-    step_ms, full_ms = history.step_ms, history.full_training_ms()
+    step_ms, full_ms = [ms for one in history.selections for ms in one.step_ms], history.full_training_ms()
     start = history.start[score.name] if history.start else None
     tested: list[dict[str, Any]] = [] if start is None else [{"epoch": 0, f"test_{score.name}": start}]
     tested += history.validated
@@ -58,7 +58,7 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
         "elapsed_seconds": history.clocks.elapsed(),
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": (sum(step_ms) + history.caching_ms) / full_ms if full_ms else None,
-        "train_flops": history.flops(),
+        "train_flops": history.train_flops,
         "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
         # A resumed run is another process with another peak.
         **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
