@@ -89,7 +89,8 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         config = {**settings.to_record(), "images": dataset.record()}
         with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(Path(settings.weights)))
-            dataset.later_seconds += MARGIN * _export_seconds(settings, model)
+            if settings.deadline is not None and settings.export is not None:  # a first conversion says what it takes
+                dataset.later_seconds += MARGIN * EXPORTERS[settings.export].conversion_seconds(model)
             test = cache(partial(_images_to_test, settings, dataset, folder))
             more = prepared.table, time.perf_counter() - start, prepared.memory
             train.train(settings.train_type, model, dataset, settings, log, *more, test)
@@ -151,14 +152,6 @@ def _images_to_test(settings: Settings, dataset: ImageData, folder: Path) -> Ima
         return None
     images.max_rows = dataset.max_rows
     return images
-
-
-def _export_seconds(settings: Settings, model: keras.Model) -> float:
-    """Seconds of a deadline to keep for the export, by a first conversion, which is refused before training."""
-    entry = EXPORTERS[settings.export] if settings.export else None
-    if settings.deadline is None or entry is None or entry.conversion_seconds is None:
-        return 0.0
-    return entry.conversion_seconds(model)
 
 
 def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:

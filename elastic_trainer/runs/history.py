@@ -22,6 +22,8 @@ from elastic_trainer.system.machine import gpu_peak_memory_mb
 from elastic_trainer.system.memory import peak_memory_mb
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
+RECENT = 20  # steps whose means are shown
+
 
 class Clocks:
     """Seconds spent on training (which includes selection), on selection, on validation, and since the start.

@@ -8,11 +8,10 @@ import numpy as np
 from tqdm import tqdm
 
 from elastic_trainer.engine.state import StepResult
-from elastic_trainer.runs.history import History, means_of, median_step_ms
+from elastic_trainer.runs.history import RECENT, History, means_of, median_step_ms
 from elastic_trainer.runs.listener import Listener
 
 BAR = "{desc}{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-RECENT = 20  # steps whose means are shown
 MIN_LOSSES = 6  # of an epoch; the first few say nothing about the learning rate
 
 

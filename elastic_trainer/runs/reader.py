@@ -37,9 +37,8 @@ def check_images(folder: Path, now: dict[str, Any]) -> None:
     before = read_config(folder)["images"]
     change = changed_class(now["class_names"], before["class_names"])
     for kind in ("training", "test"):
-        is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
-        if change is None and is_ != was:
-            change = f"other {kind} images ({was}; now {is_})"
+        is_, was = now[f"{kind}_images"], before[f"{kind}_images"]
+        change = change or (f"other {kind} images ({was}; now {is_})" if is_ != was else None)
     if change is not None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +32,6 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
     tested += history.validated
     best_epoch, best = _best(tested, history.saved_score, score)
 
-    def largest(values: Iterable[float | None]) -> float | None:
-        return max((value for value in values if value is not None), default=None)
-
     from elastic_trainer.selection.select import SELECTION_PARTS  # imports Keras; this module is also for mistakes
 
     return {
@@ -59,9 +55,12 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
         "median_step_ms": float(np.median(step_ms)) if step_ms else None,
         "rho_measured": (sum(step_ms) + history.caching_ms) / full_ms if full_ms else None,
         "train_flops": history.train_flops,
-        "predicted_memory_mb": largest(one.memory_mb for one in history.selections),
+        "predicted_memory_mb": max(filter(None, (one.memory_mb for one in history.selections)), default=None),
         # A resumed run is another process with another peak.
-        **{name: largest(row[name] for row in history.epochs) for name in ("peak_memory_mb", "gpu_peak_memory_mb")},
+        **{
+            name: max(filter(None, (row[name] for row in history.epochs)), default=None)
+            for name in ("peak_memory_mb", "gpu_peak_memory_mb")
+        },
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
         "clock_shift": history.clocks.clock_shift,

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.engine.state import StepResult
-from elastic_trainer.runs.history import means_of, median_step_ms
+from elastic_trainer.runs.history import RECENT, means_of, median_step_ms
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import UserError, importing
 
@@ -32,7 +32,6 @@ with importing("TensorBoard's events"):
 
 METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # columns of metrics.csv
 POINT_SECONDS = 0.5  # from one point of the training curves to the next
-RECENT = 20  # steps whose means a point shows
 PREFIX = "events.out.tfevents."
 MAP_SIZE = 600  # pixels of the map, about
 
