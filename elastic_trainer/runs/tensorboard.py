@@ -93,7 +93,7 @@ class EventsWriter(Listener):
     def _write_point(self) -> None:
         """Write the means of the latest steps."""
         recent, history, self._last_point = self._results[-RECENT:], self.trainer.history, time.monotonic()
-        values = {
+        values: dict[str, float | None] = {
             **{f"train/{name}": value for name, value in means_of(recent).items()},
             "learning_rate": recent[-1].learning_rate,
             "step_time/measured_ms": median_step_ms(recent),

@@ -5,7 +5,6 @@ import re
 import pytest
 from made_up_runs import made_up_run
 
-from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.runs.reader import read_config, read_run, read_summary
 from elastic_trainer.system.errors import UserError
 
@@ -20,11 +19,6 @@ def test_a_damaged_file_of_a_run_and_one_of_another_version_is_one_line_that_nam
             read(folder)
         with pytest.raises(UserError, match=f"{folder}: contains no finished run"):
             read_run(folder)
-
-
-def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--resume .*: contains no run \(no config.json\)"):
-        parse_training(["--resume", str(tmp_path)])
 
 
 def test_the_model_before_training_is_no_epoch_of_a_run(tmp_path):
