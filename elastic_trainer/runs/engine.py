@@ -82,9 +82,7 @@ class Engine:
         optimizer = optimizer or optimizer_of(settings, steps, task.model)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
-        features = None
-        if settings.feature_cache != "off":
-            features = FeatureCache(data)
+        features = FeatureCache(data) if settings.feature_cache != "off" else None
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
@@ -113,8 +111,7 @@ class Engine:
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None), self._step_flops)
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
-            what = f"the loss is {result.loss} at step {history.step}"
-            raise not_finite(what, self.task, self.training.optimizer)
+            raise not_finite(f"the loss is {result.loss} at step {history.step}", self.task, self.training.optimizer)
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
@@ -144,11 +141,11 @@ class Engine:
 
         If it is where `settings.from_step` says that a finished run goes on, its new schedule starts.
         """
-        examples = [self.data.train_count, self.data.test_count]
-        if state.record["examples"] != examples:
+        was, now = state.record["examples"], [self.data.train_count, self.data.test_count]
+        if was != now:
             raise UserError(
-                f"--resume: the run was started with {state.record['examples']} training and test examples, now they "
-                f"are {examples}; give the same data, or {START_AGAIN}"
+                f"--resume: the run was started with {was} training and test examples, now they are {now}; give the "
+                f"same data, or {START_AGAIN}"
             )
         self.history = history = History.from_record(state.record["history"])
         selection = history.selection if history.selections else None
@@ -183,9 +180,9 @@ class Engine:
 
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
-        uses_features, training = selection.uses_features, self.training
+        uses_features, training, now = selection.uses_features, self.training, self.history.step
         if selection.rho is None:  # no budget says whether they pay
-            now, end = self.history.step, self.schedule.total_steps
+            end = self.schedule.total_steps
             steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
             uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
         self.scheme.adopt(selection, training, uses_features)

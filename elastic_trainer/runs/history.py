@@ -20,7 +20,6 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.machine import gpu_peak_memory_mb
 from elastic_trainer.system.memory import peak_memory_mb
-from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 RECENT = 20  # steps whose means are shown
 
@@ -206,21 +205,6 @@ class History:
                 "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
         )
-
-    def full_training_ms(self) -> float | None:
-        """What full training, as it would have run, takes for the measured steps with a budget; None without one.
-
-        Each stretch of a selection's steps has the slowdown that was measured in it; without gradient passes, they have
-        that of the selection.
-        """
-        total_ms = 0.0
-        for each in self.selections:
-            full_ms, count = each.full_step_ms or 0.0, len(each.step_ms)
-            if each.slowdown and each.slowdowns:
-                total_ms += full_ms / each.slowdown * float(slowdown_of_steps(each.slowdowns, count).sum())
-            else:
-                total_ms += full_ms * count
-        return total_ms or None
 
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ from elastic_trainer.runs.reader import SUMMARY, read_summary
 from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.settings.flags import duration_text
 from elastic_trainer.system.files import write_record
+from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.engine.task import Score
     from elastic_trainer.runs.history import History
+    from elastic_trainer.selection.select import Selection
 
 
 MIN_PART = 0.05  # of the wall time of a run; what took less is not named
@@ -26,7 +29,7 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
 
     Accuracies are in 0…1, memory in MB, energy in J. FLOPs count two for each multiply-accumulate.
     """
-    step_ms, full_ms = [ms for one in history.selections for ms in one.step_ms], history.full_training_ms()
+    step_ms, full_ms = [ms for one in history.selections for ms in one.step_ms], full_training_ms(history.selections)
     start = history.start[score.name] if history.start else None
     tested: list[dict[str, Any]] = [] if start is None else [{"epoch": 0, f"test_{score.name}": start}]
     tested += history.validated
@@ -65,6 +68,22 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
         "training_spans": history.clocks.spans,
         "clock_shift": history.clocks.clock_shift,
     }
+
+
+def full_training_ms(selections: Sequence[Selection]) -> float | None:
+    """What full training, as it would have run, takes for the measured steps with a budget; None without one.
+
+    Each stretch of a selection's steps has the slowdown that was measured in it; without gradient passes, they have
+    that of the selection.
+    """
+    total_ms = 0.0
+    for each in selections:
+        full_ms, count = each.full_step_ms or 0.0, len(each.step_ms)
+        if each.slowdown and each.slowdowns:
+            total_ms += full_ms / each.slowdown * float(slowdown_of_steps(each.slowdowns, count).sum())
+        else:
+            total_ms += full_ms * count
+    return total_ms or None
 
 
 def _best(tested: list[dict[str, Any]], saved: float | None, score: Score) -> tuple[int | None, float | None]:

@@ -23,7 +23,7 @@ from elastic_trainer.engine.optimizers import pass_time
 from elastic_trainer.engine.task import Task
 from elastic_trainer.runs.deadline import Deadline
 from elastic_trainer.runs.engine import Engine
-from elastic_trainer.runs.listener import Listener
+from elastic_trainer.runs.listener import Listener, logs_of
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.settings import Settings
@@ -65,8 +65,6 @@ class Trainer(Engine):
         super().__init__(model, data, scheme, settings, table, optimizer, memory)
         self._listeners, self._has_started, self._last_tick = [*listeners], False, 0.0
 
-    # --- the loop ---------------------------------------------------------------------------------------------------
-
     def run(self, until_step: int | None = None) -> dict[str, Any] | None:
         """Train up to step `until_step` of the run, or to its end. The next call goes on from there.
 
@@ -106,7 +104,7 @@ class Trainer(Engine):
                     self._end_epoch()
             if not self.is_finished:
                 return None
-            self._notify("on_train_end", self._last_results() if history.epochs else {})
+            self._notify("on_train_end", logs_of(history.epochs[-1]) if history.epochs else {})
             return self.results()
 
     @property
@@ -119,13 +117,9 @@ class Trainer(Engine):
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
-        memory = self.training.memory
-        found = {
-            "feature_mb": self.training.features.megabytes,
-            "memory_budget_mb": memory.limit_mb if memory.has_limit else None,
-            "start_memory_mb": memory.start_mb,
-        }
-        return {**run_results(self.history, self.task.score), **found}
+        found, memory = run_results(self.history, self.task.score), self.training.memory
+        found |= {"feature_mb": self.training.features.megabytes, "start_memory_mb": memory.start_mb}
+        return {**found, "memory_budget_mb": memory.limit_mb if memory.has_limit else None}
 
     def _begin(self) -> None:
         """Pass the trainer and the model to the listeners."""
@@ -142,9 +136,7 @@ class Trainer(Engine):
     def _notify(self, hook: str, *values: Any) -> None:
         """Call a hook of every listener that has it."""
         for listener in self._listeners:
-            method = getattr(listener, hook, None)
-            if method is not None:
-                method(*values)
+            getattr(listener, hook, lambda *_: None)(*values)
 
     def _tick(self) -> None:
         self._last_tick = time.monotonic()
@@ -167,14 +159,12 @@ class Trainer(Engine):
         is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last and self._averages_later:
             with history.clocks.running("training"):
-                history.average_head_seconds = self.training.average_head(self.data, self._between_batches)
+                history.average_head_seconds = self.training.average_head(self.data, self._may_stop)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
+        self._notify("on_epoch_end", len(history.epochs) - 1, logs_of(history.epochs[-1]))
         if is_due:
-            history.validation_seconds.append(time.perf_counter() - start)
-        self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
-        if is_due:
-            history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
+            history.validation_seconds.append(time.perf_counter() - start)  # with its records and what was saved
 
     @property
     def _averages_later(self) -> bool:
@@ -191,17 +181,10 @@ class Trainer(Engine):
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
             self._notify("on_test_begin")
-            results = self.training.evaluation(self.data.test(), self._between_batches)
+            results = self.training.evaluation(self.data.test(), self._may_stop)
             self._notify("on_test_end", results)
         return results
 
-    def _between_batches(self) -> None:
-        """A run can be stopped here."""
+    def _may_stop(self) -> None:
+        """Called between batches that do not train."""
         self._notify("on_test_batch_begin", 0)
-
-    def _last_results(self) -> dict[str, Any]:
-        """Of the latest epoch, under Keras' names."""
-        row = self.history.epochs[-1]
-        names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
-        tested = {f"val_{name}": row[f"test_{name}"] for name in names if row[f"test_{name}"] is not None}
-        return {**{name: row[f"train_{name}"] for name in names}, **tested, "learning_rate": row["learning_rate"]}
