@@ -83,8 +83,8 @@ class Engine:
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
         features = FeatureCache(data) if settings.feature_cache != "off" else None
-        # Of a forward pass: within a limit, what trains decides what memory is taken.
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
+        # Of a forward pass: within a limit, what trains decides what memory is taken.
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
         self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
         self.training.can_split &= isinstance(scheme, Scheme) or find_scheme(scheme).can_split
@@ -129,17 +129,14 @@ class Engine:
         from elastic_trainer.runs.checkpoint import State
 
         self.training.check_finite(self.history.step)
-        record = {
-            "history": self.history.to_record(),
-            "scheme": self.scheme.to_record(),
-            "examples": [self.data.train_count, self.data.test_count],
-        }
+        examples = [self.data.train_count, self.data.test_count]
+        record = {"history": self.history.to_record(), "scheme": self.scheme.to_record(), "examples": examples}
         return State(self.training.values(), record)
 
     def load(self, state: State) -> None:
-        """Go on from `state`. Raises `UserError` if it is of other examples or of another network.
+        """Go on from `state`, at `settings.from_step` with a new schedule.
 
-        If it is where `settings.from_step` says that a finished run goes on, its new schedule starts.
+        Raises `UserError` if it is of other examples or of another network.
         """
         was, now = state.record["examples"], [self.data.train_count, self.data.test_count]
         if was != now:
@@ -183,8 +180,8 @@ class Engine:
         uses_features, training, now = selection.uses_features, self.training, self.history.step
         if selection.rho is None:  # no budget says whether they pay
             end = self.schedule.total_steps
-            steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
-            uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
+            end = next((step for step in range(now + 1, end) if step in self.scheme.due), end)
+            uses_features = training.features.are_possible and feature_misses(self.data, end - now) < 1
         self.scheme.adopt(selection, training, uses_features)
         if training.compiled != self._counted:
             self._counted = training.compiled

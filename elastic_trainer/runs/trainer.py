@@ -41,14 +41,11 @@ class Trainer(Engine):
             saved models is for listeners.
         listeners: are called at each hook, in this order.
 
-    Attributes:
-        deadline: when the steps must end; None: the schedule says.
-
     Raises:
         UserError: as `Engine`.
     """
 
-    deadline: Deadline | None = None
+    deadline: Deadline | None = None  # when the steps must end; None: the schedule says
 
     def __init__(
         self,
@@ -145,8 +142,8 @@ class Trainer(Engine):
     def _is_over(self, later: float = 0.0) -> bool:
         """Whether a listener ended the run, or its deadline leaves no time for a step `later` seconds from now."""
         history = self.history
-        history.is_over |= bool(getattr(self.training.model, "stop_training", False))
-        history.is_over |= self.deadline is not None and self.deadline.is_over(later)
+        is_late = self.deadline is not None and self.deadline.is_over(later)
+        history.is_over |= is_late or bool(getattr(self.training.model, "stop_training", False))
         return history.is_over
 
     def _end_epoch(self) -> None:
