@@ -62,14 +62,14 @@ class Clocks:
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
         """Do not count the time of this block as `name`."""
-        is_running = name in self._started
-        if is_running:
-            self._stop(name)
+        if name not in self._started:
+            yield
+            return
+        self._stop(name)
         try:
             yield
         finally:
-            if is_running:
-                self._start(name)
+            self._start(name)
 
     def _start(self, name: str) -> None:
         if name == "training":
@@ -101,13 +101,8 @@ class Clocks:
     def to_record(self) -> dict[str, Any]:
         """The arguments of `Clocks` that continue from here, as JSON types."""
         seconds = {name: self.seconds(name) for name in self._seconds}
-        return {
-            **seconds,
-            "elapsed": self.elapsed(),
-            "joules": self.joules,
-            "spans": self.spans,
-            "clock_shift": self.clock_shift,
-        }
+        kept = {name: getattr(self, name) for name in ("joules", "spans", "clock_shift")}
+        return {**seconds, **kept, "elapsed": self.elapsed()}
 
 
 @dataclass
