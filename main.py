@@ -10,6 +10,7 @@ import math
 import shlex
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,9 +21,8 @@ from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import parse_evaluation, parse_main
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.runs.checkpoint import Checkpoints
-from elastic_trainer.runs.folder import check_run_folder, run_folder
-from elastic_trainer.runs.reader import is_finished, read_summary
+from elastic_trainer.runs.folder import run_folder
+from elastic_trainer.runs.reader import goes_on, is_finished, read_summary
 from elastic_trainer.runs.summary import result_lines, update_summary
 from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
@@ -32,6 +32,7 @@ from elastic_trainer.system.machine import load_tensorflow, seconds_since_start
 if TYPE_CHECKING:
     import keras
 
+    from elastic_trainer.cli.resolve import Prepared
     from elastic_trainer.datasets.image_data import ImageData
     from elastic_trainer.runs.trainer import Trainer
 
@@ -54,31 +55,64 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         settings: of the run.
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
     """
-    if settings.resume and is_finished(settings.folder):
+    if settings.resume and is_finished(settings.folder) and not goes_on(settings):
         with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
             _finish_again(settings, folder)
         return
     load_tensorflow()
 
-    import data
-    import models
     import train
-    from elastic_trainer.cli.resolve import resolve
-    from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
-    from elastic_trainer.datasets.named import check_available, class_names
-    from elastic_trainer.networks.saved_model import check_saving
+    from elastic_trainer.datasets.image_data import trained_images, write_trained_images
     from elastic_trainer.networks.tensors import tensor_names
+    from elastic_trainer.runs.deadline import MARGIN
     from elastic_trainer.runs.run_log import RunLog
 
     start = time.perf_counter() if start is None else start
-    weights = Path(settings.weights)
     if settings.deterministic:
         import tensorflow as tf
 
         tf.config.experimental.enable_op_determinism()
-    check_run_folder(settings.logdir, settings.run_name, settings.resume)
+    trains = not (settings.plan or is_for_board(settings))
+    with ExitStack() as stack:
+        place = settings.logdir, settings.run_name, settings.resume
+        folder = stack.enter_context(run_folder(*place)) if trains else None
+        model, prepared = _prepare(settings)
+        settings, dataset = prepared.settings, prepared.data
+        if folder is None:
+            if not settings.plan:
+                print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table))
+            return
+        print(
+            f"{settings.train_type} of {settings.model_name} on {dataset.name}: {dataset.counts}, "
+            f"{settings.num_classes} classes; run folder {folder}"
+        )
+        config = {**settings.to_record(), "images": dataset.record()}
+        with RunLog(folder, config, tensor_names(model)) as log:
+            write_trained_images(folder, dataset.training_digests, trained_images(Path(settings.weights)))
+            if settings.deadline is not None and settings.export is not None:  # a first conversion says what it takes
+                dataset.later_seconds += MARGIN * EXPORTERS[settings.export].conversion_seconds(model)
+            test = cache(partial(_images_to_test, settings, dataset, folder))
+            more = prepared.table, time.perf_counter() - start, prepared.memory
+            train.train(settings.train_type, model, dataset, settings, log, *more, test)
+            clocks = log.trainer.history.clocks
+        try:
+            _export_best(settings, model, test() or dataset, folder, log.trainer)
+        finally:
+            update_summary(folder, wall_seconds=clocks.elapsed())
+            _report(folder, settings.deadline)
+
+
+def _prepare(settings: Settings) -> tuple[keras.Model, Prepared]:
+    """The network of a run, and what else it needs to start; prints what it chose and, with `--plan`, the plan."""
+    import data
+    import models
+    from elastic_trainer.cli.resolve import resolve
+    from elastic_trainer.datasets.image_data import leave_out_trained
+    from elastic_trainer.datasets.named import check_available, class_names
+    from elastic_trainer.networks.saved_model import check_saving
+
     check_available(settings)
-    names = class_names(settings)
+    names, weights = class_names(settings), Path(settings.weights)
     settings = replace(settings, num_classes=len(names))
     if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
@@ -94,34 +128,11 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         return images
 
     prepared = resolve(settings, model, load)
-    settings, dataset = prepared.settings, prepared.data
     if settings.plan:
-        print(*text_table(preset_table({"this run": settings, **PRESETS})), sep="\n")
+        print(*text_table(preset_table({"this run": prepared.settings, **PRESETS})), sep="\n")
     if prepared.plan:
         print(*prepared.plan, sep="\n")
-    if settings.plan:
-        return
-    if is_for_board(settings):
-        print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table))
-        return
-    with run_folder(settings.logdir, settings.run_name, settings.resume) as folder:
-        print(
-            f"{settings.train_type} of {settings.model_name} on {dataset.name}: {dataset.counts}, "
-            f"{settings.num_classes} classes; run folder {folder}"
-        )
-        config = {**settings.to_record(), "images": dataset.record()}
-        with RunLog(folder, config, tensor_names(model)) as log:
-            write_trained_images(folder, dataset.training_digests, trained_images(weights))
-            later = _export_seconds(settings, model)
-            test = cache(partial(_images_to_test, settings, dataset, folder))
-            more = prepared.table, time.perf_counter() - start, prepared.memory, later
-            train.train(settings.train_type, model, dataset, settings, log, *more, test)
-            clocks = log.trainer.history.clocks
-        try:
-            _export_best(settings, model, test() or dataset, folder, log.trainer)
-        finally:
-            update_summary(folder, wall_seconds=clocks.elapsed())
-            _report(folder, settings.deadline)
+    return model, prepared
 
 
 def _images_to_test(settings: Settings, dataset: ImageData, folder: Path) -> ImageData | None:
@@ -141,14 +152,6 @@ def _images_to_test(settings: Settings, dataset: ImageData, folder: Path) -> Ima
         return None
     images.max_rows = dataset.max_rows
     return images
-
-
-def _export_seconds(settings: Settings, model: keras.Model) -> float:
-    """Seconds of a deadline to keep for the export, by a first conversion, which is refused before training."""
-    entry = EXPORTERS[settings.export] if settings.export else None
-    if settings.deadline is None or entry is None or entry.conversion_seconds is None:
-        return 0.0
-    return entry.conversion_seconds(model)
 
 
 def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, folder: Path, trainer: Trainer) -> None:
@@ -204,7 +207,6 @@ def load_to_evaluate(evaluation: Evaluation) -> tuple[keras.Model, ImageData]:
 def _finish_again(settings: Settings, folder: Path) -> None:
     """Write results of the finished run in `folder` that may be missing, and print what it came to."""
     summary = read_summary(folder)
-    Checkpoints(folder / "checkpoints").clear()
     try:
         _export_again(settings, folder, summary.get("wall_seconds"))
     finally:

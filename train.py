@@ -23,7 +23,6 @@ from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.networks.saved_model import load_best
-from elastic_trainer.runs.checkpointer import Checkpointer
 from elastic_trainer.runs.progress import ProgressBar
 from elastic_trainer.runs.run_log import RunLog
 from elastic_trainer.runs.stop_signals import StopSignals
@@ -44,7 +43,6 @@ def train(
     table: TimingTable | None = None,
     elapsed: float = 0.0,
     memory: MemoryBudget | None = None,
-    later: float = 0.0,
     test: Callable[[], ImageData | None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `model` under a scheme, and write its summary.json. Continues from `run`'s last checkpoint.
@@ -56,7 +54,6 @@ def train(
         run: of the run; it has started.
         table: timing table of the network, of an elastic scheme.
         elapsed: seconds of a deadline that the program took before.
-        later: seconds of it that what follows takes.
         test: reads other images that test the best model once, after training, if there are any.
 
     Returns:
@@ -73,16 +70,15 @@ def train(
         scheme = find_scheme(train_type).make(SchemeContext(task, data, settings, table))
     with StopSignals() as signals, ExitStack() as stack:
         meter = stack.enter_context(find_energy_meter())
-        checkpointer, bar = Checkpointer(run), ProgressBar()
-        listeners = [run.events, run, bar, signals, checkpointer]
-        trainer = Trainer(task, data, scheme, settings, listeners, memory=memory, later=later)
-        checkpointer.restore(trainer)
+        bar = ProgressBar()
+        trainer = Trainer(task, data, scheme, settings, [run.events, bar, signals, run], memory=memory)
+        run.restore(trainer)
         trainer.history.clocks.add(elapsed)
         trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
-            checkpointer.save()
+            run.save()
             raise Stopped(
                 stopped.number,
                 f"stopped after step {trainer.history.step} of {trainer.schedule.total_steps}; "
@@ -110,13 +106,11 @@ def _test_results(trainer: Trainer, given: keras.Model, run: RunLog, images: Ima
     return {"test_loss": float(found.losses.mean()), "test_accuracy": found.accuracy, **tested}
 
 
-def elastic_training(
-    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, *more: Any, **named: Any
-) -> dict[str, Any]:
-    """Elastic training as in the paper: `train("elastic_training", …)`, whose arguments, result and errors it has.
+def __getattr__(name: str) -> Any:
+    """`train` for the scheme called `name`, such as `train.elastic_training`: elastic training as in the paper.
 
-    The method itself is `elastic_trainer.selection.elastic.ElasticScheme.select`. The published function of this name
-    has other arguments:
+    The method itself is `elastic_trainer.selection.elastic.ElasticScheme.select`. The published `elastic_training` has
+    other arguments:
 
     | published                         | here                                                                       |
     |-----------------------------------|----------------------------------------------------------------------------|
@@ -130,11 +124,6 @@ def elastic_training(
     | save_model                        | `settings.save_model`: best.keras and last.keras in the run's folder       |
     | save_txt                          | always: metrics.csv, a row an epoch, and summary.json in the run's folder  |
     """
-    return train("elastic_training", model, data, settings, run, *more, **named)
-
-
-def __getattr__(name: str) -> Any:
-    """`train` for the scheme called `name`, such as `train.elastic_training`."""
     if name in SCHEMES:
         return partial(train, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -113,7 +114,9 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 # --- the clock --------------------------------------------------------------------------------------------------------
 
 
-IMAGES = (30, 10, 0)
+def images(**values):
+    """Examples that are counted alone."""
+    return SimpleNamespace(**{"train_count": 30, "test_count": 10, "tested_later": 0, "later_seconds": 0.0, **values})
 
 
 def history_after(seconds, **values):
@@ -128,23 +131,24 @@ def test_steps_end_before_the_deadline_by_what_was_measured_last():
     image as fitting that model, or as a validation."""
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
     assert len(values["validation_seconds"]) > LATEST
-    for averages, images, fits, later, after in (
-        (True, (30, 10, 20), True, 4.0, 4 + 2 + 3 + 20 * 0.1),
-        (True, (30, 10, 20), False, 4.0, 4 + 2 + 3 + 20 * 0.2),
-        (False, (30, 10, 0), True, 0.0, 2.0),
+    tested = images(tested_later=20, later_seconds=4.0)
+    for averages, data, fits, after in (
+        (True, tested, True, 2 + 3 + 20 * 0.1),
+        (True, tested, False, 2 + 3 + 20 * 0.2),
+        (False, images(), True, 2.0),
     ):
-        deadline = Deadline(100.0, history_after(50.0, starts_with_head=fits, **values), averages, images, later)
-        assert deadline.end == pytest.approx(100 * (1 - SHARE) - MARGIN * after)
+        deadline = Deadline(100.0, history_after(50.0, starts_with_head=fits, **values), data, averages)
+        assert deadline.end == pytest.approx(100 * (1 - SHARE) - data.later_seconds - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
     averaged = history_after(50.0, **values, average_head_seconds=3.0)
-    assert Deadline(100.0, averaged, True, IMAGES).end == pytest.approx(99 - MARGIN * 2)
+    assert Deadline(100.0, averaged, images(), True).end == pytest.approx(99 - MARGIN * 2)
 
 
 def test_the_share_of_the_time_counts_from_the_first_step():
-    assert Deadline(100.0, history_after(50.0), False, IMAGES).share == 0
+    assert Deadline(100.0, history_after(50.0), images(), False).share == 0
     for elapsed, share in ((20.0, 0.0), (59.5, 0.5), (99.0, 1.0), (120.0, 1.0)):
         history = history_after(elapsed, first_step_seconds=20.0)
-        assert Deadline(100.0, history, False, IMAGES).share == pytest.approx(share, abs=1e-3)
+        assert Deadline(100.0, history, images(), False).share == pytest.approx(share, abs=1e-3)
 
 
 def test_the_learning_rate_follows_the_larger_share_of_steps_and_of_time():

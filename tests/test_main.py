@@ -103,7 +103,7 @@ def replace_the_test_photos(photos):
     [
         (swap_two_classes, r"started with other training images \(12, digest \w+; now 12, digest \w+\)"),
         (rename_a_class, "started with class 2 'bee', not 'cat'"),
-        (add_a_class, r"started with 3 classes, not 4 \('wasp' is new\); use the same"),
+        (add_a_class, "started with class 4 'no such class', not 'wasp'; use the same"),
         (replace_the_test_photos, r"started with other test images \(9, digest \w+; now 9, digest \w+\)"),
     ],
 )

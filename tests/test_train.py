@@ -112,22 +112,12 @@ def test_upper_part_scheme_trains_all_tensors_down_to_a_depth(tmp_path):
         assert table.predict_ms(mask) <= (0.6 + MAX_CARRY_OVER) * table.full_step_ms < table.predict_ms(deeper) + 2
 
 
-@pytest.mark.parametrize(
-    ("guessing", "rate", "advice"),
-    [
-        (0.5, 1e-6, "it does not change, so --learning_rate may be too low or too high"),
-        (0.5, 100.0, "it has diverged: lower --learning_rate"),
-        (9.0, 1e-6, None),
-    ],
-)
-def test_training_loss_above_that_of_guessing_is_reported_once_with_advice(
-    guessing, rate, advice, tmp_path, capsys, monkeypatch
-):
+@pytest.mark.parametrize(("guessing", "count"), [(0.5, 1), (9.0, 0)])
+def test_training_loss_above_that_of_guessing_is_reported_once(guessing, count, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ImageData, "guessing_loss", guessing)
-    run(tmp_path, train.traditional_tl_training, Settings(learning_rate=rate, num_epochs=3))
-    found = [line for line in capsys.readouterr().out.splitlines() if "class frequencies alone" in line]
-    assert len(found) == (advice is not None)
-    assert all(f"give 0.50; {advice}" in line for line in found)
+    run(tmp_path, train.traditional_tl_training, Settings(learning_rate=1e-6, num_epochs=3))
+    line = f"; class frequencies alone give {guessing:.2f}; train longer if it is falling, else try another --learning"
+    assert capsys.readouterr().out.count(line) == count
 
 
 def test_best_model_is_that_of_the_start_if_no_epoch_is_better(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from typing import Any
 from elastic_trainer.cli.checks import check, check_names, is_elastic, is_for_board, without_effect
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets.named import DATASETS
-from elastic_trainer.runs.reader import METRICS, SUMMARY, is_run, read_config, read_settings
+from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, is_run, read_config, read_settings, read_summary
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import (
     ALL_FLAGS,
@@ -32,7 +32,7 @@ from elastic_trainer.settings import (
     ProfileSettings,
     Settings,
 )
-from elastic_trainer.settings.flags import OneLineParser, as_words, parse_bool
+from elastic_trainer.settings.flags import OneLineParser, as_words, duration_text, parse_bool
 from elastic_trainer.settings.network_names import GLYPH_WEIGHTS, WIDTHS, is_custom_model, model_label
 from elastic_trainer.system.errors import UserError
 
@@ -210,11 +210,12 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
         raise UserError(f"--resume {folder}: contains no run (no config.json); give the folder of one, as logs/my_run")
     settings, free = read_settings(folder), dict[str, Any]()
     check_names(settings, NAMES)
+    schedule = _new_schedule(folder, settings, given)
     for name, value in given.items():
         was = getattr(settings, name)
         if MAIN_FLAGS[name].is_free:
             free[name] = value
-        elif value != was and not (name == "rho" and not is_elastic(settings)):  # it has no budget
+        elif name not in schedule and value != was and not (name == "rho" and not is_elastic(settings)):  # no budget
             started = "without it" if was is None else f"with {was}"
             raise UserError(
                 f"--{name} {value}: the run in {folder} was started {started}; leave it out, or give another --run_name"
@@ -222,9 +223,30 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Settings:
     if free.get("save_model") is False and "export" not in free:
         free["export"] = None
     place = folder.absolute()
+    free |= schedule
     settings = replace(settings, **{**free, "resume": True, "logdir": place.parent, "run_name": place.name})
-    check(free, settings)
+    check({**free, "deterministic": settings.deterministic}, settings)
     return replace(settings, save_model=_saves_model(given, settings))
+
+
+def _new_schedule(folder: Path, settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes in the run in `folder` if it is finished, and is given more epochs or a later deadline to go on.
+
+    Raises `UserError` if it has that many epochs already, or has taken that long.
+    """
+    asked = {name: given[name] for name in ("num_epochs", "deadline") if name in given}
+    is_same = all(value == getattr(settings, name) for name, value in asked.items())
+    if is_same or not is_finished(folder) or not SCHEMES[settings.train_type].takes_steps:
+        return {}
+    done = read_summary(folder)
+    epochs, deadline = asked.get("num_epochs", DEADLINE_EPOCHS), asked.get("deadline")
+    if epochs <= done["epochs"]:
+        raise UserError(f"--num_epochs {epochs}: the run in {folder} has {done['epochs']} already; give more")
+    if deadline is not None and deadline <= done["elapsed_seconds"]:
+        took = duration_text(done["elapsed_seconds"])
+        raise UserError(f"--deadline {deadline:g}: the run in {folder} has taken {took} already; give more")
+    start = {"from_epoch": done["epochs"], "from_step": done["steps"]}
+    return {"num_epochs": epochs, "deadline": deadline, "max_steps": None, **start}
 
 
 def _evaluation(given: Mapping[str, Any]) -> Evaluation:

@@ -17,7 +17,7 @@ class Exporter:
     export: Callable[..., str]
     file: str  # the last one that it writes
     # Model -> what converting it takes on this device now, so that a deadline leaves time for it.
-    conversion_seconds: Callable[[Any], float] | None = None
+    conversion_seconds: Callable[[Any], float] = lambda model: 0.0
     is_for_board: bool = False
 
 

@@ -110,7 +110,7 @@ class ShuffledData:
 
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
     tested_later = 0  # how many other examples test the best model once, after training
-    later_seconds = 0.0  # that reading those takes
+    later_seconds = 0.0  # of a deadline, to keep for reading those, and for an export
 
     def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
         if 0 < train_count < batch_size:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one file each, written atomically. The last two are kept.
+"""Checkpoints of a run: one file each, written atomically. The last two are kept; of a finished run, the last.
 
 A file has NumPy's .npz format: the arrays of all variables, and the rest of the run's state as JSON. A single file can
 be renamed into place, and zip's checksum of each array detects damage.
@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.files import atomic_path, check_unpacked, writing
 
-VERSION = 8  # of the contents of the state
+VERSION = 9  # of the contents of the state
 _STATE = "state"
 
 
@@ -48,28 +48,21 @@ class Checkpoints:
         record = {"version": VERSION, "arrays": len(state.arrays), **state.record}
         text = json.dumps(record, separators=(",", ":")).encode()
         path = self.folder / f"step-{step:010}.npz"
-        with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
-            for name, array in {_STATE: np.frombuffer(text, np.uint8), **state.arrays}.items():
-                with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
-        with writing(self.folder):
-            for old in self._paths():
-                if old not in (path, self._last):
-                    old.unlink()
+        with atomic_path(path) as temporary:
+            np.savez(temporary, **{_STATE: np.frombuffer(text, np.uint8), **state.arrays})  # type: ignore[arg-type]
+        self._keep(path, self._last)
         self._last = path
 
     def latest(self) -> State | None:
         """The newest checkpoint that is intact, or None if there are none. Damaged ones are skipped, with a message.
 
         Raises:
-            UserError: all are damaged, one cannot be read, or one has another version.
+            UserError: all are damaged, or one has another version.
         """
         paths = self._paths()
         for path in paths:
             try:
                 state = _read(path)
-            except PermissionError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from error
             except Exception as error:  # damage takes many forms in zip, numpy and JSON
                 print(f"{path} is damaged ({' '.join(str(error).split())}); trying an earlier one", file=sys.stderr)
                 continue
@@ -81,12 +74,15 @@ class Checkpoints:
             raise UserError(f"{self.folder}: every checkpoint is damaged; {START_AGAIN}")
         return None
 
-    def clear(self) -> None:
+    def keep_last(self) -> None:
+        """Delete all but the last one that was saved or loaded: the run is finished."""
+        self._keep(self._last)
+
+    def _keep(self, *kept: Path | None) -> None:
         with writing(self.folder):
             for path in self._paths():
-                path.unlink()
-            if self.folder.is_dir() and not any(self.folder.iterdir()):
-                self.folder.rmdir()
+                if path not in kept:
+                    path.unlink()
 
     def _paths(self) -> list[Path]:
         """Newest first."""

@@ -2,11 +2,12 @@
 
 The learning rate follows that share, so it reaches 0 where the steps end, however many there are. They end before the
 deadline by what must follow them: averaging the head, a validation and the export, as long as each took when it was
-last measured. All of them run before the first step, where the first model is made (`runs.checkpointer`).
+last measured. All of them run before the first step, where the first model is made (`runs.run_log`).
 """
 
 from __future__ import annotations
 
+from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.runs.history import History
 
 MARGIN = 1.5  # times what was measured last: a busy device takes longer the next time
@@ -20,29 +21,24 @@ class Deadline:
     Args:
         seconds: after the start of the program.
         history: of the run.
+        data: that it trains on.
         averages: whether the head is averaged after the last step.
-        images: how many train, how many validate, and how many test the best model once, after training.
-        later: seconds that the export takes.
     """
 
-    def __init__(
-        self, seconds: float, history: History, averages: bool, images: tuple[int, int, int], later: float = 0.0
-    ) -> None:
-        self.seconds, self._history, self._averages = seconds, history, averages
-        self._images, self._later = images, later
+    def __init__(self, seconds: float, history: History, data: ShuffledData, averages: bool) -> None:
+        self.seconds, self._history, self._data, self._averages = seconds, history, data, averages
 
     @property
     def end(self) -> float:
         """When the steps must end, in seconds after the start of the program."""
-        history, (train, validating, testing) = self._history, self._images
-        validation = max(history.validation_seconds[-LATEST:], default=0.0)
+        history, data = self._history, self._data
+        after = validation = max(history.validation_seconds[-LATEST:], default=0.0)
         a_pass = history.first_model_seconds  # over the images that train, if the head was fitted
-        after = self._later + validation
         if self._averages and history.average_head_seconds is None:
             after += a_pass
-        if testing:
-            after += testing * (a_pass / train if history.starts_with_head else validation / max(validating, 1))
-        return self.seconds * (1 - SHARE) - MARGIN * after
+        a_test = a_pass / data.train_count if history.starts_with_head else validation / max(data.test_count, 1)
+        after += data.tested_later * a_test  # of an image
+        return self.seconds * (1 - SHARE) - data.later_seconds - MARGIN * after
 
     @property
     def share(self) -> float:

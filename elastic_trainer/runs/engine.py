@@ -78,14 +78,13 @@ class Engine:
         self.schedule = Schedule.of(settings, data.steps_per_epoch)
         if optimizer is None and isinstance(task, CompiledTask):
             optimizer = task.model.optimizer
-        optimizer = optimizer or optimizer_of(settings, self.schedule.total_steps, task.model)
+        steps = self.schedule.total_steps - self.schedule.from_step
+        optimizer = optimizer or optimizer_of(settings, steps, task.model)
         if not optimizer.built:
             optimizer.build(task.model.trainable_variables)
-        features = None
-        if settings.feature_cache != "off":
-            features = FeatureCache(data)
-        # Of a forward pass: within a limit, what trains decides what memory is taken.
+        features = FeatureCache(data) if settings.feature_cache != "off" else None
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
+        # Of a forward pass: within a limit, what trains decides what memory is taken.
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
         self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
         self.training.can_split &= isinstance(scheme, Scheme) or find_scheme(scheme).can_split
@@ -110,11 +109,9 @@ class Engine:
             self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
         is_full = self.data.is_full(batch)
         result = self.training.train(batch)
-        history.record_step(result if is_full else result._replace(step_ms=None))
+        history.record_step(result if is_full else result._replace(step_ms=None), self._step_flops)
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):
-            optimizer = self.training.optimizer
-            step = int(optimizer.iterations.numpy())
-            raise not_finite(f"the loss is {result.loss} at step {step}", self.task, optimizer)
+            raise not_finite(f"the loss is {result.loss} at step {history.step}", self.task, self.training.optimizer)
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
@@ -132,25 +129,29 @@ class Engine:
         from elastic_trainer.runs.checkpoint import State
 
         self.training.check_finite(self.history.step)
-        record = {
-            "history": self.history.to_record(),
-            "scheme": self.scheme.to_record(),
-            "examples": [self.data.train_count, self.data.test_count],
-        }
+        examples = [self.data.train_count, self.data.test_count]
+        record = {"history": self.history.to_record(), "scheme": self.scheme.to_record(), "examples": examples}
         return State(self.training.values(), record)
 
     def load(self, state: State) -> None:
-        """Go on from `state`. Raises `UserError` if it is of other examples or of another network."""
-        examples = [self.data.train_count, self.data.test_count]
-        if state.record["examples"] != examples:
+        """Go on from `state`, at `settings.from_step` with a new schedule.
+
+        Raises `UserError` if it is of other examples or of another network.
+        """
+        was, now = state.record["examples"], [self.data.train_count, self.data.test_count]
+        if was != now:
             raise UserError(
-                f"--resume: the run was started with {state.record['examples']} training and test examples, now they "
-                f"are {examples}; give the same data, or {START_AGAIN}"
+                f"--resume: the run was started with {was} training and test examples, now they are {now}; give the "
+                f"same data, or {START_AGAIN}"
             )
         self.history = history = History.from_record(state.record["history"])
         selection = history.selection if history.selections else None
         self.scheme.resume(state.record["scheme"], selection, self.training)
         self.training.assign(state.arrays)
+        if self.schedule.from_step:
+            self.training.optimizer.iterations.assign(history.step - self.schedule.from_step)
+        if history.step == self.schedule.from_step:
+            history.start_schedule()
 
     def _notify(self, hook: str, *values: Any) -> None:
         """A hook of those who listen; an engine by itself has none."""
@@ -170,16 +171,17 @@ class Engine:
         training.check_memory()
         predicted_mb = training.predicted_mb
         selection.memory_mb = None if predicted_mb is None else max(predicted_mb, selection.memory_mb or 0.0)
-        history.record_selection(selection, self._step_flops)
+        selection.step = history.step
+        history.selections.append(selection)
         self._notify("on_selection_end", history.step, {"trained_tensors": int(selection.mask.sum())})
 
     def _adopt(self, selection: Selection) -> None:
         """Train `selection` from now on."""
-        uses_features, training = selection.uses_features, self.training
+        uses_features, training, now = selection.uses_features, self.training, self.history.step
         if selection.rho is None:  # no budget says whether they pay
-            now, end = self.history.step, self.schedule.total_steps
-            steps = next((step for step in range(now + 1, end) if step in self.scheme.due), end) - now
-            uses_features = training.features.are_possible and feature_misses(self.data, steps) < 1
+            end = self.schedule.total_steps
+            end = next((step for step in range(now + 1, end) if step in self.scheme.due), end)
+            uses_features = training.features.are_possible and feature_misses(self.data, end - now) < 1
         self.scheme.adopt(selection, training, uses_features)
         if training.compiled != self._counted:
             self._counted = training.compiled

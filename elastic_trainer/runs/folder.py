@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from elastic_trainer.runs.reader import is_run
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.files import existing_parent, is_temporary, locked, writing
+from elastic_trainer.system.files import is_temporary, locked, writing
 
 
 @contextlib.contextmanager
@@ -17,43 +16,28 @@ def run_folder(logdir: Path, run_name: str, resume: bool = False) -> Iterator[Pa
     """The folder of a run, locked against other runs: `logdir`/`run_name`, with -2, -3, … appended if it exists.
 
     With `resume`, it is that of an earlier run, in which the temporary files of a killed one are deleted. A folder that
-    is in use is refused (two runs are not noticed where the system has no locks), as one to resume without a run.
+    is in use is refused (two runs are not noticed where the system has no locks), as one to resume without a run. One
+    that is still empty at the end is removed.
     """
     is_reused = resume and (logdir / run_name).exists()
     with writing(logdir):
         folder = logdir / run_name if is_reused else _new_folder(logdir, run_name)
-    with _claimed(folder, is_reused) as leftovers:
-        with writing(folder):
-            for path in leftovers:
-                path.unlink(missing_ok=True)
-        yield folder
-
-
-def check_run_folder(logdir: Path, run_name: str, resume: bool = False) -> None:
-    """Raise now the `UserError` that `run_folder` would raise, before images are read for minutes. Changes nothing."""
-    folder = logdir / run_name
-    if resume and folder.exists():
-        with _claimed(folder, is_reused=True):
-            return
-    above = existing_parent(logdir)
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "Permission denied" if above.is_dir() else "Not a directory"
-        raise UserError(f"{logdir}: cannot be written: {why}")
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path, is_reused: bool) -> Iterator[list[Path]]:
-    """Lock the folder of a run; yields temporary files of a killed one."""
     if not folder.is_dir():
-        raise UserError(f"--run_name {folder.name}: {folder} is a file; choose another name")
+        raise UserError(f"--run_name {run_name}: {folder} is a file; choose another name")
     with contextlib.ExitStack() as lock:
         with writing(folder):
             if lock.enter_context(locked(folder)) is False:
                 raise UserError(f"{folder}: another run is writing to it; wait until it ends, or give --run_name")
-            leftovers = [path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if is_temporary(path)]
-            if is_reused and set(folder.iterdir()) - {*leftovers} and not is_run(folder):
+            leftovers = {path for path in (*folder.glob(".*"), *folder.glob("*/.*")) if is_temporary(path)}
+            if is_reused and {*folder.iterdir()} - leftovers and not is_run(folder):
                 raise UserError(f"--resume: {folder} contains no run (no config.json); give the name of a run")
-        yield leftovers
+            for path in leftovers:
+                path.unlink(missing_ok=True)
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _new_folder(logdir: Path, run_name: str) -> Path:

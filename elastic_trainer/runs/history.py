@@ -20,7 +20,8 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.system.machine import gpu_peak_memory_mb
 from elastic_trainer.system.memory import peak_memory_mb
-from elastic_trainer.timing.wall_time import slowdown_of_steps
+
+RECENT = 20  # steps whose means are shown
 
 
 class Clocks:
@@ -59,14 +60,14 @@ class Clocks:
     @contextmanager
     def paused(self, name: str) -> Iterator[None]:
         """Do not count the time of this block as `name`."""
-        is_running = name in self._started
-        if is_running:
-            self._stop(name)
+        if name not in self._started:
+            yield
+            return
+        self._stop(name)
         try:
             yield
         finally:
-            if is_running:
-                self._start(name)
+            self._start(name)
 
     def _start(self, name: str) -> None:
         if name == "training":
@@ -96,12 +97,7 @@ class Clocks:
     def to_record(self) -> dict[str, Any]:
         """The arguments of `Clocks` that continue from here, as JSON types."""
         seconds = {name: self.seconds(name) for name in self._seconds}
-        return {
-            **seconds,
-            "elapsed": self.elapsed(),
-            "joules": self.joules,
-            "spans": self.spans,
-        }
+        return {**seconds, "joules": self.joules, "spans": self.spans, "elapsed": self.elapsed()}
 
 
 @dataclass
@@ -113,14 +109,15 @@ class History:
         epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
         validation_seconds: of each validation, with the records and the saving that belong to it.
-        out_of_time: the deadline leaves no time for another step.
-        is_stopped: a listener ended the run.
+        is_over: a listener ended the run, or the deadline leaves no time for another step.
         saved_score: `task.Score` of the best model that was saved; None if there is none.
         start: validation of the model that training started from; None if it was not tested.
         starts_with_head: that model had the closed-form head, with which training itself does not start.
         first_model_seconds: what fitting and saving that model took.
         average_head_seconds: what averaging the head after the last step took; None before.
-        first_step_seconds: when the first step was done, after the start of the program; None before.
+        first_step_seconds: when the first step of the schedule was done, after the start of the program; None before.
+        caching_ms: computing the features that are kept, in all.
+        train_flops: of all steps: forward, backward, update; two for each multiply-accumulate.
     """
 
     step: int = 0
@@ -128,70 +125,46 @@ class History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     validation_seconds: list[float] = field(default_factory=list)
-    out_of_time: bool = False
     clocks: Clocks = field(default_factory=Clocks)
-    is_stopped: bool = False
+    is_over: bool = False
     saved_score: float | None = None
     start: dict[str, float] | None = None
     starts_with_head: bool = False
     first_model_seconds: float = 0.0
     average_head_seconds: float | None = None
     first_step_seconds: float | None = None
+    caching_ms: float = 0.0
+    train_flops: float = 0.0
 
     @property
     def selection(self) -> Selection:
         return self.selections[-1]
 
-    @property
-    def step_ms(self) -> list[float]:
-        return [ms for selection in self.selections for ms in selection.step_ms]
-
-    @property
-    def caching_ms(self) -> float:
-        """Time of computing the features that are kept."""
-        return sum(selection.caching_ms for selection in self.selections)
-
-    @property
-    def selection_seconds(self) -> float | None:
-        """Mean time of a selection, the first call of its step included; None before the first."""
-        if not self.selections:
-            return None
-        first_calls = sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
-        return (self.clocks.seconds("selection") + first_calls) / len(self.selections)
-
-    def record_selection(self, selection: Selection, step_flops: float = 0.0) -> None:
-        selection.step, selection.step_flops = self.step, step_flops
-        self.selections.append(selection)
-
-    def record_step(self, result: StepResult) -> None:
+    def record_step(self, result: StepResult, flops: float) -> None:
         self.step += 1
-        if self.step == 1:
+        self.train_flops += flops
+        if self.first_step_seconds is None:
             self.first_step_seconds = self.clocks.elapsed()
         self.results.append(result)
-        self.selection.caching_ms += result.caching_ms
+        self.caching_ms += result.caching_ms
         if result.first_call_ms is not None:
             seconds = self.selection.seconds
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
             self.selection.step_ms.append(result.step_ms)
 
+    def start_schedule(self) -> None:
+        """Begin another schedule, if the run was finished."""
+        self.is_over, self.average_head_seconds, self.first_step_seconds = False, None, None
+
     @property
     def validated(self) -> list[dict[str, Any]]:
-        return [row for row in self.epochs if _is_validated(row)]
+        return [row for row in self.epochs if row.get("test_loss") is not None]
 
     @property
     def is_validated(self) -> bool:
         """Whether the latest epoch was validated; True before the first."""
-        return not self.epochs or _is_validated(self.epochs[-1])
-
-    def may_validate(self, share: float) -> bool:
-        """Whether another validation, and the last one, stay within this share of training time; 1: no limit."""
-        if share == 0:  # only the last, which a board of a fleet never reaches
-            return False
-        if share >= 1 or not self.validation_seconds:
-            return True
-        seconds = self.clocks.seconds
-        return seconds("validation") + 2 * self.validation_seconds[-1] <= share * seconds("training")
+        return self.validated[-1:] == self.epochs[-1:]
 
     def record_epoch(self, test: dict[str, float] | None, is_running: bool = False) -> None:
         """End the current epoch, with the results of its validation if there was one.
@@ -199,12 +172,10 @@ class History:
         The measures of its steps are results since its start if `is_running`, else they are averaged.
         """
         results, self.results = self.results, []
-        measures = {
-            name: results[-1].measures[name] if is_running else float(np.mean([one.measures[name] for one in results]))
-            for name in results[-1].measures
-        }
-        step_ms = [result.step_ms for result in results if result.step_ms is not None]
-        tested = dict.fromkeys(["loss", *measures]) if test is None else test
+        means = means_of(results)
+        if is_running:
+            means |= {name: results[-1].measures[name] for name in means if name != "loss"}
+        tested = dict.fromkeys(means) if test is None else test
         self.epochs.append(
             {
                 "epoch": len(self.epochs) + 1,
@@ -213,52 +184,30 @@ class History:
                 "selection_seconds": self.clocks.seconds("selection"),
                 "validation_seconds": self.clocks.seconds("validation"),
                 "learning_rate": results[-1].learning_rate,
-                "train_loss": float(np.mean([result.loss for result in results])),
-                **{f"train_{name}": value for name, value in measures.items() if name != "loss"},
+                **{f"train_{name}": value for name, value in means.items()},
                 **{f"test_{name}": value for name, value in tested.items()},
-                "median_step_ms": float(np.median(step_ms)) if step_ms else None,
+                "median_step_ms": median_step_ms(results),
                 "budget_step_ms": self.selection.budget_step_ms,
                 "trained_tensors": int(self.selection.mask.sum()),
-                "train_flops": self.flops(),
+                "train_flops": self.train_flops,
                 "energy_joules": self.clocks.joules,
                 "peak_memory_mb": peak_memory_mb(),
                 "gpu_peak_memory_mb": gpu_peak_memory_mb(),
             }
         )
 
-    def flops(self) -> float:
-        """FLOPs of all steps so far: forward, backward, update; two for each multiply-accumulate."""
-        starts = [selection.step for selection in self.selections]
-        return sum(
-            one.step_flops * (end - one.step)
-            for one, end in zip(self.selections, [*starts[1:], self.step], strict=False)
-        )
-
-    def full_training_ms(self) -> float | None:
-        """What full training, as it would have run, takes for the measured steps with a budget; None without one.
-
-        Each stretch of a selection's steps has the slowdown that was measured in it; without gradient passes, they have
-        that of the selection.
-        """
-        total_ms = 0.0
-        for each in self.selections:
-            full_ms, count = each.full_step_ms or 0.0, len(each.step_ms)
-            if each.slowdown and each.slowdowns:
-                total_ms += full_ms / each.slowdown * float(slowdown_of_steps(each.slowdowns, count).sum())
-            else:
-                total_ms += full_ms * count
-        return total_ms or None
-
     def progress(self, schedule: Schedule, features_possible: bool = False) -> Progress:
         """What the time budget has to know when a selection is due. `features_possible`: as in `Progress`."""
         latest = self.selection if self.selections else Selection(np.zeros(0, bool))
+        first_calls = sum(selection.seconds.get("first_call", 0.0) for selection in self.selections)
+        selecting = self.clocks.seconds("selection") + first_calls
         return Progress(
             step=self.step,
             total_steps=schedule.total_steps,
             steps_per_epoch=schedule.steps_per_epoch,
             step_ms=latest.step_ms,
             slowdowns=latest.slowdowns,
-            selection_seconds=self.selection_seconds,
+            selection_seconds=selecting / len(self.selections) if self.selections else None,
             features_possible=features_possible,
             mask=latest.mask if self.selections else None,
             feature_steps=self._feature_steps() if features_possible else 0,
@@ -291,8 +240,17 @@ class History:
         return cls(**record)
 
 
-def _is_validated(row: dict[str, Any]) -> bool:
-    return any(row[name] is not None for name in row if name.startswith("test_"))
+def means_of(results: Sequence[StepResult]) -> dict[str, float]:
+    """Means over some steps: the loss, and what else they report."""
+    names = [name for name in results[-1].measures if name != "loss"]
+    means = {name: float(np.mean([result.measures[name] for result in results])) for name in names}
+    return {"loss": float(np.mean([result.loss for result in results])), **means}
+
+
+def median_step_ms(results: Sequence[StepResult]) -> float | None:
+    """Of the steps that were timed; None if none was."""
+    step_ms = [result.step_ms for result in results if result.step_ms is not None]
+    return float(np.median(step_ms)) if step_ms else None
 
 
 def _selection_record(selection: Selection) -> dict[str, Any]:

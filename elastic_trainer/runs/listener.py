@@ -31,3 +31,10 @@ class Listener(keras.callbacks.Callback):
 
     def on_selection_end(self, step: int, logs: dict[str, Any] | None = None) -> None:
         """From step `step` on, `trainer.history.selection` is trained."""
+
+
+def logs_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The results in a row of metrics.csv, under Keras' names."""
+    names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
+    tested = {f"val_{name}": row[f"test_{name}"] for name in names if row[f"test_{name}"] is not None}
+    return {**{name: row[f"train_{name}"] for name in names}, **tested, "learning_rate": row["learning_rate"]}

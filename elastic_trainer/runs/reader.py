@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ def read_settings(folder: Path) -> Settings:
     """The settings of the run in `folder`, by its config.json."""
     config = read_config(folder)
     with trusting(folder / CONFIG):
-        values = {one.name: config[one.name] for one in fields(Settings)}
+        values = {one.name: config.get(one.name, one.default) for one in fields(Settings)}
         paths = {name: Path(values[name]) for name in ("data_dir", "logdir", "evaluate") if values[name] is not None}
         return Settings(**{**values, **paths})
 
@@ -36,9 +37,8 @@ def check_images(folder: Path, now: dict[str, Any]) -> None:
     before = read_config(folder)["images"]
     change = changed_class(now["class_names"], before["class_names"])
     for kind in ("training", "test"):
-        is_, was = now.get(f"{kind}_images"), before.get(f"{kind}_images")
-        if change is None and is_ != was:
-            change = f"other {kind} images ({was}; now {is_})"
+        is_, was = now[f"{kind}_images"], before[f"{kind}_images"]
+        change = change or (f"other {kind} images ({was}; now {is_})" if is_ != was else None)
     if change is not None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
@@ -47,12 +47,8 @@ def check_images(folder: Path, now: dict[str, Any]) -> None:
 
 def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
     """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
-    if len(now) == len(before):
-        pairs = enumerate(zip(now, before, strict=True), 1)
-        return next((f"class {number} '{was}', not '{is_}'" for number, (is_, was) in pairs if is_ != was), None)
-    sides = (("missing", before, now), ("new", now, before))
-    found = [f"'{name}' is {what}" for what, some, others in sides for name in some if name not in others]
-    return f"{len(before)} classes, not {len(now)} ({', '.join(found[:3])}{', …' if len(found) > 3 else ''})"
+    pairs = enumerate(zip_longest(before, now, fillvalue="no such class"), 1)
+    return next((f"class {number} '{was}', not '{is_}'" for number, (was, is_) in pairs if is_ != was), None)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -73,21 +69,18 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return [*csv.DictReader(file)]
 
 
-def read_epochs(folder: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv of the run in `folder`; there must be some."""
-    with trusting(folder / METRICS):
-        epochs = read_rows(folder / METRICS)
-        if not epochs:
-            raise ValueError
-    return epochs
-
-
 def is_run(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
 def is_finished(folder: Path) -> bool:
     return (folder / SUMMARY).is_file()
+
+
+def goes_on(settings: Settings) -> bool:
+    """Whether these settings give the finished run in their folder a new schedule."""
+    was = read_settings(settings.folder)
+    return (settings.num_epochs, settings.deadline) != (was.num_epochs, was.deadline)
 
 
 class Selections(NamedTuple):
@@ -114,21 +107,23 @@ class FinishedRun:
 
     def selections(self) -> Selections:
         """What it selected. Raises `UserError` if selections.csv is damaged or has no selection."""
-        path, epochs = self.folder / SELECTIONS, dict[str, list[tuple[bool, float]]]()
+        path = self.folder / SELECTIONS
         with trusting(path):
-            for row in read_rows(path):
-                chosen = (row["chosen"] == "1", float(row["importance"] or "nan"))
-                epochs.setdefault(row["epoch"], []).append(chosen)
-            if len({*map(len, epochs.values())}) != 1:
-                raise ValueError
-            table = np.array([*epochs.values()], float)
-            return Selections(np.array([*epochs], float), table[:, :, 0] == 1, table[:, :, 1])
+            rows = read_rows(path)
+            numbers = [[float(row[name] or "nan") for name in ("epoch", "chosen", "importance")] for row in rows]
+            count = len({row["name"] for row in rows})  # of the tensors: each selection has a row of each
+            epochs, chosen, importance = np.array(numbers).T.reshape(3, -1, count)
+            return Selections(epochs[:, 0], chosen == 1, importance)
 
 
 def read_run(folder: Path) -> FinishedRun:
     """The finished run in `folder`. Raises `UserError` if there is none."""
     try:
-        summary, config, epochs = read_summary(folder), read_config(folder), read_epochs(folder)
+        summary, config = read_summary(folder), read_config(folder)
+        with trusting(folder / METRICS):
+            rows = read_rows(folder / METRICS)
+            if not rows:
+                raise ValueError
     except UserError as error:
         raise UserError(f"{folder}: contains no finished run ({error})") from error
-    return FinishedRun(folder, summary, config, [row for row in epochs if row.get("epoch") != "0"])
+    return FinishedRun(folder, summary, config, [row for row in rows if row.get("epoch") != "0"])

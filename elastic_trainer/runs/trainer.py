@@ -23,7 +23,7 @@ from elastic_trainer.engine.optimizers import pass_time
 from elastic_trainer.engine.task import Task
 from elastic_trainer.runs.deadline import Deadline
 from elastic_trainer.runs.engine import Engine
-from elastic_trainer.runs.listener import Listener
+from elastic_trainer.runs.listener import Listener, logs_of
 from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.settings import Settings
@@ -40,11 +40,12 @@ class Trainer(Engine):
         model, data, scheme, settings, table, optimizer, memory: see `Engine`. What the settings say of checkpoints and
             saved models is for listeners.
         listeners: are called at each hook, in this order.
-        later: seconds of a deadline that are kept for what follows training.
 
     Raises:
         UserError: as `Engine`.
     """
+
+    deadline: Deadline | None = None  # when the steps must end; None: the schedule says
 
     def __init__(
         self,
@@ -57,15 +58,9 @@ class Trainer(Engine):
         table: TimingTable | None = None,
         optimizer: keras.optimizers.Optimizer | None = None,
         memory: MemoryBudget | None = None,
-        later: float = 0.0,
     ) -> None:
-        if isinstance(scheme, Settings):
-            raise TypeError("the third argument is the scheme; pass the settings as settings=…")
         super().__init__(model, data, scheme, settings, table, optimizer, memory)
-        self._listeners, self._has_started, self._later = [*listeners], False, later
-        self._last_tick = 0.0
-
-    # --- the loop ---------------------------------------------------------------------------------------------------
+        self._listeners, self._has_started, self._last_tick = [*listeners], False, 0.0
 
     def run(self, until_step: int | None = None) -> dict[str, Any] | None:
         """Train up to step `until_step` of the run, or to its end. The next call goes on from there.
@@ -79,7 +74,9 @@ class Trainer(Engine):
         Raises:
             UserError: the loss is no longer a finite number.
         """
-        history = self.history
+        history, settings = self.history, self.settings
+        if settings.deadline is not None:
+            self.deadline = Deadline(settings.deadline, history, self.data, settings.average_head)
         with frozen_gc():
             if not self._has_started:
                 self._begin()
@@ -93,21 +90,18 @@ class Trainer(Engine):
                 if count > 0:  # else the run was interrupted when only the validation was left
                     with history.clocks.running("training"):
                         for batch in self.data.train(epoch, history.step - start, count):
-                            if history.results and self._is_out_of_time():
+                            if history.results and self._is_over():
                                 break
-                            deadline = self.deadline
-                            if deadline is not None:
-                                pass_time(self.training.optimizer, deadline.share)
+                            if self.deadline is not None:
+                                pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
-                            if self._is_ended():
-                                break
-                if history.step >= self.schedule.start_of(epoch + 1) or history.is_stopped or history.out_of_time:
+                if history.step >= end or self._is_over():
                     self._end_epoch()
             if not self.is_finished:
                 return None
-            self._notify("on_train_end", self._last_results() if history.epochs else {})
+            self._notify("on_train_end", logs_of(history.epochs[-1]) if history.epochs else {})
             return self.results()
 
     @property
@@ -116,18 +110,13 @@ class Trainer(Engine):
         history = self.history
         # Steps of a run that was interrupted between its last step and the validation still need that one.
         may_end = history.is_validated and not history.results
-        is_ended = may_end and (history.is_stopped or self._is_out_of_time())
-        return len(history.epochs) >= self.schedule.epochs or is_ended
+        return len(history.epochs) >= self.schedule.epochs or (may_end and self._is_over())
 
     def results(self) -> dict[str, Any]:
         """What the run came to so far, see `runs.summary.run_results`."""
-        memory = self.training.memory
-        found = {
-            "feature_mb": self.training.features.megabytes,
-            "memory_budget_mb": memory.limit_mb if memory.has_limit else None,
-            "start_memory_mb": memory.start_mb,
-        }
-        return {**run_results(self.history, self.schedule.total_steps, self.task.score), **found}
+        found, memory = run_results(self.history, self.task.score), self.training.memory
+        found |= {"feature_mb": self.training.features.megabytes, "start_memory_mb": memory.start_mb}
+        return {**found, "memory_budget_mb": memory.limit_mb if memory.has_limit else None}
 
     def _begin(self) -> None:
         """Pass the trainer and the model to the listeners."""
@@ -144,36 +133,18 @@ class Trainer(Engine):
     def _notify(self, hook: str, *values: Any) -> None:
         """Call a hook of every listener that has it."""
         for listener in self._listeners:
-            method = getattr(listener, hook, None)
-            if method is not None:
-                method(*values)
+            getattr(listener, hook, lambda *_: None)(*values)
 
     def _tick(self) -> None:
         self._last_tick = time.monotonic()
         self._notify("on_tick")
 
-    def _is_ended(self) -> bool:
-        """Whether the latest step was the last: by a listener, or by the schedule."""
+    def _is_over(self, later: float = 0.0) -> bool:
+        """Whether a listener ended the run, or its deadline leaves no time for a step `later` seconds from now."""
         history = self.history
-        history.is_stopped |= bool(self.training.model.stop_training)
-        return history.is_stopped or history.step >= self.schedule.total_steps
-
-    @property
-    def deadline(self) -> Deadline | None:
-        """When the steps must end; None: the schedule says."""
-        seconds, data = self.settings.deadline, self.data
-        if seconds is None:
-            return None
-        images = data.train_count, data.test_count, data.tested_later
-        seconds -= data.later_seconds  # as the images so far took, read by the same code
-        return Deadline(seconds, self.history, self._averages_later, images, self._later)
-
-    def _is_out_of_time(self, later: float = 0.0) -> bool:
-        """Whether the deadline leaves no time for another step `later` seconds from now; stays true."""
-        deadline = self.deadline
-        if deadline is not None:
-            self.history.out_of_time |= deadline.is_over(later)
-        return self.history.out_of_time
+        is_late = self.deadline is not None and self.deadline.is_over(later)
+        history.is_over |= is_late or bool(getattr(self.training.model, "stop_training", False))
+        return history.is_over
 
     def _end_epoch(self) -> None:
         """End the epoch, and validate if that is due. At the end of the run, average the head first."""
@@ -182,18 +153,15 @@ class Trainer(Engine):
         # A run whose time this validation uses up must average before it.
         validates = self._averages_later and self._is_validation_due(is_last=False)
         later = max(history.validation_seconds, default=0.0) if validates else 0.0
-        is_last = history.step >= self.schedule.total_steps or history.is_stopped or self._is_out_of_time(later)
+        is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last and self._averages_later:
             with history.clocks.running("training"):
-                history.average_head_seconds = self.training.average_head(self.data, self._between_batches)
+                history.average_head_seconds = self.training.average_head(self.data, self._may_stop)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
+        self._notify("on_epoch_end", len(history.epochs) - 1, logs_of(history.epochs[-1]))
         if is_due:
-            history.validation_seconds.append(time.perf_counter() - start)
-        self._notify("on_epoch_end", len(history.epochs) - 1, self._last_results())
-        if is_due:
-            history.validation_seconds[-1] = time.perf_counter() - start  # with its records and what was saved
-        history.is_stopped |= bool(self.training.model.stop_training)
+            history.validation_seconds.append(time.perf_counter() - start)  # with its records and what was saved
 
     @property
     def _averages_later(self) -> bool:
@@ -201,23 +169,19 @@ class Trainer(Engine):
         return self.settings.average_head and self.history.average_head_seconds is None
 
     def _is_validation_due(self, is_last: bool) -> bool:
-        return is_last or self.history.may_validate(self.settings.validation_share)
+        """Whether this validation, and the last one, stay within their share of training time; the last always is."""
+        share, seconds = self.settings.validation_share, self.history.clocks.seconds
+        expected = seconds("validation") + 2 * sum(self.history.validation_seconds[-1:])
+        return is_last or share >= 1 or (share > 0 and expected <= share * seconds("training"))
 
     def evaluate(self) -> dict[str, float]:
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
             self._notify("on_test_begin")
-            results = self.training.evaluation(self.data.test(), self._between_batches)
+            results = self.training.evaluation(self.data.test(), self._may_stop)
             self._notify("on_test_end", results)
         return results
 
-    def _between_batches(self) -> None:
-        """A run can be stopped here."""
+    def _may_stop(self) -> None:
+        """Called between batches that do not train."""
         self._notify("on_test_batch_begin", 0)
-
-    def _last_results(self) -> dict[str, Any]:
-        """Of the latest epoch, under Keras' names."""
-        row = self.history.epochs[-1]
-        names = [name.removeprefix("test_") for name in row if name.startswith("test_")]
-        tested = {f"val_{name}": row[f"test_{name}"] for name in names if row[f"test_{name}"] is not None}
-        return {**{name: row[f"train_{name}"] for name in names}, **tested, "learning_rate": row["learning_rate"]}

@@ -45,10 +45,8 @@ class Selection:
     memory_mb: float | None = None  # what the process is expected to take at most, resident; None: not known
     seconds: dict[str, float] = field(default_factory=dict)  # what it took, by SELECTION_PARTS
     step: int = 0  # number of its first step; 0 is the run's first
-    step_flops: float = 0.0  # of each of its steps
     step_ms: list[float] = field(default_factory=list)  # their measured times
     slowdowns: list[float] = field(default_factory=list)  # by each gradient pass among them, see `selection.budget`
-    caching_ms: float = 0.0  # computing the features that are kept (`engine.features`), in all
 
     @property
     def predicted_share(self) -> float:

@@ -78,6 +78,7 @@ class Settings:
             `TrainState.average_head`.
         has_fillers: tensors of negative importance train where the budget has room; never in the paper.
         checkpoint_minutes: between two checkpoints; 0: one after each step.
+        from_epoch, from_step: what a finished run had done when it went on; its schedule starts there.
     """
 
     model_name: str = flag("resnet50", NETWORK, known_network, "NAME", (
@@ -156,8 +157,8 @@ class Settings:
         "`float32`, or `off`, as in the paper"))
 
     resume: bool = flag(False, RESUMING, Path, "DIR", (
-        "`--resume DIR` continues the run in DIR, with the settings in its config.json. `--resume` alone continues "
-        "the run that the other flags name, and starts it if it does not exist"), is_free=True)
+        "`--resume DIR` [continues](runs.md#resume) the run in DIR, with the settings in its config.json. `--resume` "
+        "alone continues the run that the other flags name, and starts it if it does not exist"), is_free=True)
 
     run_name: str = flag("", OUTPUT, str, "NAME", (
         "folder under `--logdir`. A name that exists gets the suffix `-2`, `-3`, …"), "made from the settings",
@@ -182,6 +183,8 @@ class Settings:
     average_head: bool = False
     has_fillers: bool = False
     checkpoint_minutes: float = 10.0
+    from_epoch: int = 0
+    from_step: int = 0
 
     @property
     def folder(self) -> Path:

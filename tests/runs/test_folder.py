@@ -6,7 +6,7 @@ import sys
 import pytest
 from command_line import ROOT
 
-from elastic_trainer.runs.folder import check_run_folder, run_folder
+from elastic_trainer.runs.folder import run_folder
 from elastic_trainer.system.errors import UserError
 
 
@@ -29,9 +29,6 @@ with run_folder(Path({str(tmp_path)!r}), "mine", resume=True):
             run_folder(tmp_path, "mine", resume=True),
         ):
             pass
-        with pytest.raises(UserError, match=r"another run is writing .*--run_name"):
-            check_run_folder(tmp_path, "mine", resume=True)
-        check_run_folder(tmp_path, "mine")
         with run_folder(tmp_path, "mine") as other:
             assert other.name == "mine-2"
     finally:
@@ -53,7 +50,7 @@ def test_partial_files_of_a_killed_run_are_deleted(tmp_path):
         assert not any(path.exists() for path in left) and all(path.exists() for path in kept)
 
 
-def test_a_folder_that_is_no_run_is_refused_also_before_images_are_read_and_nothing_is_changed(tmp_path):
+def test_a_folder_that_is_no_run_is_refused_and_nothing_is_changed(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("text")
@@ -62,12 +59,9 @@ def test_a_folder_that_is_no_run_is_refused_also_before_images_are_read_and_noth
         ((tmp_path, "file", True), "--run_name file: .* is a file"),
         ((tmp_path, "mine", True), "--resume: .* contains no run"),
     ):
-        with pytest.raises(UserError, match=message):
-            check_run_folder(*arguments)
         with pytest.raises(UserError, match=message), run_folder(*arguments):
             pass
-    check_run_folder(tmp_path / "new" / "logs", "mine")
-    assert {path.name for path in tmp_path.rglob("*")} == {"file", "mine", "thesis.tex"}
-    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"
     with run_folder(tmp_path, "mine") as folder:
-        assert folder.name == "mine-2"
+        assert folder.name == "mine-2" and folder.is_dir()
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "mine", "thesis.tex"}, "nothing was written there"
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "text"

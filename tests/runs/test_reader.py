@@ -1,12 +1,10 @@
 """Reading the folders of earlier runs."""
 
-import json
 import re
 
 import pytest
 from made_up_runs import made_up_run
 
-from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.runs.reader import read_config, read_run, read_summary
 from elastic_trainer.system.errors import UserError
 
@@ -21,19 +19,6 @@ def test_a_damaged_file_of_a_run_and_one_of_another_version_is_one_line_that_nam
             read(folder)
         with pytest.raises(UserError, match=f"{folder}: contains no finished run"):
             read_run(folder)
-
-
-@pytest.mark.parametrize("name", ["\U0001f400.csv", "caf\udce9.csv"], ids=["emoji", "not UTF-8"])
-def test_summary_with_an_odd_name_is_read_like_any_other(name, tmp_path):
-    folder = made_up_run(tmp_path / "run")
-    path = folder / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "energy_meter": name}))
-    assert read_summary(folder)["energy_meter"] == name
-
-
-def test_resuming_a_folder_that_holds_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--resume .*: contains no run \(no config.json\)"):
-        parse_training(["--resume", str(tmp_path)])
 
 
 def test_the_model_before_training_is_no_epoch_of_a_run(tmp_path):

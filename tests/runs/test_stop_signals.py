@@ -13,11 +13,10 @@ from typing import Any
 
 import keras
 import pytest
-from command_line import NETWORK, OFTEN, ROOT, run_here, start_training, train_here
+from command_line import NETWORK, OFTEN, ROOT, start_training
 
-import main
 from elastic_trainer.runs.stop_signals import StopSignals
-from elastic_trainer.system.errors import Stopped, UserError
+from elastic_trainer.system.errors import Stopped
 
 FLAGS = ["--batch_size", 16, "--micro_batch", 4, "--num_epochs", 2, "--rho", 0.6, "--interval", 0.5]
 FLAGS += ["--deterministic", "--save_model"]
@@ -82,16 +81,6 @@ def test_a_run_whose_terminal_is_lost_keeps_a_checkpoint_and_its_best_model_and_
 def checkpoints(folder):
     """The steps of a run's checkpoints."""
     return [int(path.stem.removeprefix("step-")) for path in folder.glob("checkpoints/step-*.npz")]
-
-
-def test_resuming_with_another_flag_is_refused_and_a_finished_run_only_says_that_it_is(tmp_path, capsys):
-    flags = [*NETWORK, "--train_type", "full_training", "--logdir", tmp_path, "--run_name", "mine", "--max_steps", "2"]
-    train_here(*flags)
-    with pytest.raises(UserError, match=r"--learning_rate 0\.5: .* was started with [\d.]+; leave it out"):
-        run_here(main.main, "main.py", *flags, "--resume", "--learning_rate", "0.5")
-    capsys.readouterr()
-    run_here(main.main, "main.py", *flags, "--resume")
-    assert "is finished: accuracy" in capsys.readouterr().out
 
 
 def weights_of(folder):

@@ -18,7 +18,7 @@ from elastic_trainer.settings import Settings
 
 
 def history(*accuracies, start=None, saved=None):
-    rows = [{"epoch": k, "test_accuracy": value} for k, value in enumerate(accuracies, 1)]
+    rows = [{"epoch": k, "test_accuracy": value, "test_loss": value} for k, value in enumerate(accuracies, 1)]
     rows = [{**row, "peak_memory_mb": None, "gpu_peak_memory_mb": None} for row in rows]
     first = None if start is None else {"loss": 1.0, "accuracy": start}
     selections = [Selection(np.ones(2, bool))]
@@ -38,12 +38,12 @@ def history(*accuracies, start=None, saved=None):
     ],
 )
 def test_best_accuracy_is_that_of_the_saved_model(made, best, epoch):
-    summary = run_results(made, 6, ImageClassification.score)
+    summary = run_results(made, ImageClassification.score)
     assert (summary["best_accuracy"], summary["best_epoch"]) == (best, epoch)
 
 
 def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_path):
-    made = run_results(history(0.6, 0.85, 0.8, start=0.797, saved=0.85), 90, ImageClassification.score)
+    made = run_results(history(0.6, 0.85, 0.8, start=0.797, saved=0.85), ImageClassification.score)
     parts = {"train_seconds": 90.5, "validation_seconds": 9.0, "selection_seconds": 20.5, "first_model_seconds": 4.0}
     summary = {**made, **parts, "wall_seconds": 158.2}
     assert result_lines(summary, tmp_path)[0] == "accuracy 80.0% (best: 85.0% after epoch 2 of 3); no model was saved"
@@ -60,7 +60,6 @@ def test_a_run_ends_with_three_lines_on_accuracy_time_and_what_to_do_next(tmp_pa
     assert further == (f"next: python main.py --evaluate {tmp_path} shows what it gets wrong")
     *_, further = result_lines({**summary, "steps": 0, "elapsed_seconds": 140.2}, tmp_path, 131.0)
     assert further.endswith("no time for a training step: what comes before the first one takes 2m 20s here")
-    assert result_lines(summary, tmp_path, 131.0)[1].startswith("time: 2m 38s, 27s more than the 2m 11s allowed (")
 
 
 def test_finished_run_leaves_complete_records(tmp_path):
