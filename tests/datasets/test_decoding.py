@@ -5,18 +5,15 @@ import os
 import subprocess
 import sys
 import warnings
-import zlib
 
 import numpy as np
 import pytest
 from command_line import ROOT
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 from small_images import encoded, load_photos
 
 import elastic_trainer
-from elastic_trainer.datasets import decoding
-from elastic_trainer.datasets.decoding import FORMATS, read_photo
-from elastic_trainer.datasets.images import reason
+from elastic_trainer.datasets.decoding import FORMATS, KINDS, read_photo
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -119,15 +116,6 @@ def test_the_public_call_imports_no_tensorflow(tmp_path):
     assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_a_png_with_a_large_compressed_text_is_read_without_it(is_last):
-    content = encoded(halves(), "PNG")
-    text = b"zTXtcomment\0\0" + zlib.compress(bytes(2 * PngImagePlugin.MAX_TEXT_CHUNK))
-    chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
-    place = len(content) - 12 if is_last else 33  # before its end, or after its header
-    np.testing.assert_array_equal(read_photo(content[:place] + chunk + content[place:], 16), read_photo(content, 16))
-
-
 def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(monkeypatch):
     """The limit is lowered, as a photo of 200 megapixels takes long to write."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
@@ -149,15 +137,15 @@ def test_why_a_file_cannot_be_read(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "text").write_bytes(b"<html>not found</html>")
     whys = {
-        "loop": "cannot be read: Too many levels of symbolic links",
-        "none": "cannot be read: No such file or directory",
-        "empty": f"is not a {decoding.KINDS} image, whatever its name says",
-        "text": f"is not a {decoding.KINDS} image, whatever its name says",
+        "loop": "Too many levels of symbolic links",
+        "none": "No such file or directory",
+        "empty": f"no {KINDS} image, whatever its name says",
+        "text": f"no {KINDS} image, whatever its name says",
     }
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")  # which nobody writes to
-        whys["pipe"] = "cannot be read as an image: is a pipe, a device or a folder, not a file"
+        whys["pipe"] = "a pipe, a device or a folder, not a file"
     for name, why in whys.items():
         with pytest.raises(OSError) as caught:
             read_photo(str(tmp_path / name), 8)
-        assert reason(caught.value) == why
+        assert (caught.value.strerror or str(caught.value)) == why
