@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, mapped, specs_of
-from elastic_trainer.datasets.images import room_mb
+from elastic_trainer.datasets.batches import ShuffledData, Structure, Structures, mapped, specs_of
 
 Examples = tuple[Any, ...]  # (inputs, targets) or (inputs, targets, weights)
 
@@ -30,25 +29,11 @@ class ArrayData(ShuffledData):
     def __init__(
         self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
     ) -> None:
-        (self._train, train_count), (self._test, test_count) = _checked(train), _checked(test)
-        if (self._train[2] is None) != (self._test[2] is None):
+        own, others = _checked(train), _checked(test)
+        if (own[2] is None) != (others[2] is None):
             raise ValueError("train and test: give weights of the examples for both, or for none")
-        self._memory_mb = memory_mb
-        super().__init__("the data", train_count, test_count, batch_size, seed)
-
-    def training_inputs(self, order: Order) -> Structure:
-        return _rows(self._train[0], order.rows)
-
-    def training_targets(self, rows: np.ndarray) -> tuple[Structure, Structure]:
-        return _rows(self._train[1], rows), _rows(self._train[2], rows)
-
-    def test_batch(self, rows: np.ndarray) -> Batch:
-        inputs, targets, weights = (_rows(part, rows) for part in self._test)
-        return Batch(lambda: inputs, targets, weights)
-
-    @property
-    def room_mb(self) -> float:
-        return room_mb() if self._memory_mb is None else self._memory_mb
+        super().__init__("the data", own, others, batch_size, seed)
+        self.memory_mb = memory_mb
 
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:
@@ -56,8 +41,8 @@ class ArrayData(ShuffledData):
         return specs_of(self._train)
 
 
-def _checked(examples: Examples) -> tuple[tuple[Structure, Structure, Structure], int]:
-    """Inputs, targets and weights (or None) as arrays, and their number."""
+def _checked(examples: Examples) -> Structures:
+    """Inputs, targets and weights (or None) as arrays."""
     import tensorflow as tf
 
     if not isinstance(examples, tuple | list) or len(examples) not in (2, 3):
@@ -68,10 +53,4 @@ def _checked(examples: Examples) -> tuple[tuple[Structure, Structure, Structure]
         raise ValueError("there are no examples")
     if len(lengths) != 1:
         raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
-    return parts, lengths.pop()
-
-
-def _rows(structure: Structure, rows: np.ndarray) -> Structure:
-    import tensorflow as tf
-
-    return mapped(lambda array: tf.constant(array[rows]), structure)
+    return parts  # type: ignore[no-any-return]
