@@ -1,11 +1,10 @@
-"""Digests by which photos are known again, and damage of a board's records is found.
+"""Digests by which photos are known again.
 
 A board gets a copy of this file (`board.export`), so it imports nothing but NumPy and Python, from 3.6 on.
 """
 
 import hashlib
-import json
-from typing import Any, Collection, Dict, Mapping, Set, Tuple
+from typing import Collection, Dict, Set, Tuple
 
 import numpy as np
 
@@ -37,9 +36,3 @@ def tested_digests(photos: Collection[Tuple[int, int]], fraction: float) -> Set[
         if numbers <= tested:
             tested.remove(max(numbers))
     return tested
-
-
-def record_digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of what a JSON file holds, without the field "digest", which is for it."""
-    content = {name: value for name, value in record.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
