@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import utils
 from elastic_trainer.cli.checks import is_for_board
@@ -65,7 +65,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     import train
     from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.datasets.image_data import leave_out_trained, trained_images, write_trained_images
-    from elastic_trainer.datasets.named import check_available, class_names
+    from elastic_trainer.datasets.named import class_names
     from elastic_trainer.networks.saved_model import check_saving
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.run_log import RunLog
@@ -77,7 +77,6 @@ def train_run(settings: Settings, start: float | None = None) -> None:
 
         tf.config.experimental.enable_op_determinism()
     check_run_folder(settings.logdir, settings.run_name, settings.resume)
-    check_available(settings)
     names = class_names(settings)
     settings = replace(settings, num_classes=len(names))
     if is_for_board(settings) and not settings.plan:
@@ -165,13 +164,18 @@ def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, fol
         )
     model = load_best(model, best, trainer.training.model is not model, "--export")
     seconds = (settings.deadline or math.inf) - trainer.history.clocks.elapsed()
-    print(_exported(settings.export, model, dataset, best, seconds))
+    print(_exported(settings.export, model, dataset, best, seconds, trainer.data))
 
 
-def _exported(name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> str:
-    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print."""
+def _exported(
+    name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf, trained: Any = None
+) -> str:
+    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
+
+    `trained` are the images that trained it, if they are read.
+    """
     try:
-        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds)
+        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds, trained)
     except KeyboardInterrupt:
         again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
