@@ -16,9 +16,9 @@ import numpy as np
 
 import utils
 from elastic_trainer.datasets.decoding import KINDS
-from elastic_trainer.datasets.digests import tested_digests
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.images import Images, read
+from elastic_trainer.datasets.layout import tested_digests
 from elastic_trainer.datasets.named import DATASETS, find
 from elastic_trainer.datasets.sources import DataSource, prepare_tfds
 from elastic_trainer.settings import Settings

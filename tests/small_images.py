@@ -6,8 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import data
-from elastic_trainer.datasets.decoding import read_photo
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import digest, read_photo
 from elastic_trainer.settings import Settings
 
 

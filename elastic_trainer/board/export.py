@@ -25,7 +25,7 @@ import numpy as np
 from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.signatures import FORMULAS, TrainingFunctions
-from elastic_trainer.datasets import decoding, digests, layout
+from elastic_trainer.datasets import decoding, layout
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.engine import feature_sums
@@ -51,7 +51,6 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
 # Of the library, for the scripts.
 COPIES = {
     "board_decoding.py": decoding,
-    "board_digests.py": digests,
     "board_layout.py": layout,
     "board_memory.py": memory,
     "board_sums.py": feature_sums,

@@ -1,8 +1,10 @@
-"""Reads a photo with Pillow: upright, RGB, square, uint8. The format is recognised from the content, not from the name.
+"""Reads a photo with Pillow: upright, RGB, square, uint8; and a digest by which it is known again.
 
-A board gets a copy of this file (`board.export`), so it imports nothing but NumPy and Pillow, from Python 3.6 on.
+The format is recognised from the content, not from the name. A board gets a copy of this file (`board.export`), so it
+imports nothing but NumPy and Pillow, from Python 3.6 on.
 """
 
+import hashlib
 import io
 import os
 import threading
@@ -88,3 +90,12 @@ def _in_rgb(image: "Image.Image") -> "Image.Image":
             rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
         converted.paste(rows.convert("RGB"), (0, top))
     return converted
+
+
+def digest(pixels: np.ndarray) -> int:
+    """A digest of 64 bits of an image, uint8 [size, size, 3]: the same however it is turned or mirrored."""
+    half = (len(pixels) + 1) // 2
+    total = pixels[:half].astype(np.uint16) + pixels[::-1][:half]
+    total = total[:, :half] + total[:, ::-1][:, :half]
+    total = total + total.transpose(1, 0, 2)  # of all eight ways to turn it, of which a quarter says all
+    return int.from_bytes(hashlib.blake2b(total.tobytes(), digest_size=8).digest(), "big")

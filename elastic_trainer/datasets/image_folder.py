@@ -15,6 +15,7 @@ from elastic_trainer.datasets import layout
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
 from elastic_trainer.datasets.layout import CHOOSE, TEST, TRAIN
 from elastic_trainer.datasets.sources import DataSource
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError, printable
 from elastic_trainer.system.files import reading
 
@@ -23,12 +24,13 @@ TEST_FRACTION = 0.2  # about this share of the images is for testing, unless ano
 T = TypeVar("T")
 
 
-def read_image_folder(data_dir: Path | None, test_fraction: float | None) -> DataSource:
+def read_image_folder(settings: Settings) -> DataSource:
     """The photos to train on and to choose the best model by, and what else a user has to know.
 
-    `test_fraction` is the share of the photos to test on if there are no folders for that; None: `TEST_FRACTION`.
+    Without folders for that, a share of the photos is to test on: `TEST_FRACTION` or another one.
     Raises `UserError` if the layout is wrong.
     """
+    data_dir, test_fraction = settings.data_dir, settings.test_fraction
     parts, notes = _found(layout.find_training_parts, data_dir)
     classes = [*_class_folders(parts[TRAIN])]
     if len(classes) < 2:
@@ -45,23 +47,21 @@ def read_image_folder(data_dir: Path | None, test_fraction: float | None) -> Dat
     return DataSource(classes, images[TRAIN], images[CHOOSE], tested_later=later, notes=notes)
 
 
-def read_to_test(
-    data_dir: Path | None, test_fraction: float | None, class_names: Sequence[str] | None, has_record: bool
-) -> DataSource:
+def read_to_test(settings: Settings, class_names: Sequence[str] | None, has_record: bool) -> DataSource:
     """The photos to test a model on: those in a folder for testing, else for validation, else all.
 
     Without a record of what the model was trained on, not all but those that a run would test on. `class_names` are
     those of the model, in the order of its outputs; None: the classes are those of the folder. Raises `UserError` if
     the folder has other classes.
     """
-    parts, notes = _found(layout.find_parts, data_dir)
+    parts, notes = _found(layout.find_parts, settings.data_dir)
     own = parts.get(TEST) or parts.get(CHOOSE)
     if own is None and not has_record:
         note = (
             "there is no record of what the model was trained on: those images are tested that a run would not train "
             f"on; to test all, move them to a folder {parts[TRAIN] / 'test'}"
         )
-        return read_image_folder(data_dir, test_fraction)._replace(only_tests=True, notes=[note])
+        return read_image_folder(settings)._replace(only_tests=True, notes=[note])
     place = own or parts[TRAIN]
     classes = [*(class_names or _class_folders(next(iter(parts.values()))))]
     images = _images(place, classes, notes)

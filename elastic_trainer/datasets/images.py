@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.decoding import BILINEAR, read_photo
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import BILINEAR, digest, read_photo
 from elastic_trainer.system.errors import first_line, importing, printable
 from elastic_trainer.system.files import writing
 from elastic_trainer.system.machine import available_memory_mb
@@ -48,7 +47,7 @@ class Images:
 
     pixels: np.ndarray  # uint8 [images, size, size, 3], in memory or in a file; of other parts too, if there are `rows`
     labels: np.ndarray  # int32 [count]
-    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # see `digests`
+    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # see `decoding.digest`
     names: np.ndarray = field(default_factory=lambda: np.zeros(0, object))  # of files
     rows: np.ndarray | None = None  # of `pixels`, [count]; None: all
 

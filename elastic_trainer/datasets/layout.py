@@ -7,7 +7,7 @@ import os
 import re
 import unicodedata
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Collection, Dict, List, Mapping, Sequence, Set, Tuple
 
 TRAIN, CHOOSE, TEST = "train", "choose", "test"  # what photos are for
 # As people spell their folders, whatever the case; such as train_set or test-images, too.
@@ -90,6 +90,26 @@ def find_photos(
         inside = f"within those of classes, such as {ignored[0]}; move the images up to use them"
         notes.append(f"ignored: {len(ignored)} folder(s) {inside}")
     return photos
+
+
+def tested_digests(photos: Collection[Tuple[int, int]], fraction: float) -> Set[int]:
+    """The digests of the photos that are for testing where no folder is, from the label and the digest of each.
+
+    A digest is an even draw from 0 to 2^64, and those below `fraction` of that are for testing. So a photo stays where
+    it is whatever is added, removed, renamed or copied, and copies of a photo stay together. Only in a class that would
+    be left without test photos, its smallest digest is tested nevertheless; in one that would be left without training
+    photos, the largest trains.
+    """
+    tested = {number for _, number in photos if number < fraction * 2**64}
+    of_class: Dict[int, Set[int]] = {}
+    for label, number in photos:
+        of_class.setdefault(label, set()).add(number)
+    for numbers in of_class.values():
+        if numbers.isdisjoint(tested):
+            tested.add(min(numbers))
+        if numbers <= tested:
+            tested.remove(max(numbers))
+    return tested
 
 
 def _few(names: Sequence[str]) -> str:

@@ -26,6 +26,27 @@ class DatasetEntry:
     is_folder: bool = False  # its images are the files in `data_dir`
 
 
+_TFDS = DatasetEntry(sources.read_tfds, sources.tfds_classes, flags=("data_dir",), is_tfds=True)
+DATASETS: dict[str, DatasetEntry] = {
+    "caltech_birds2011": _TFDS,  # the paper's data sets
+    "oxford_iiit_pet": _TFDS,
+    "stanford_dogs": _TFDS,
+    "digits": DatasetEntry(sources.read_digits, lambda _: sources.DIGITS, "demo"),
+    "image_folder": DatasetEntry(
+        image_folder.read_image_folder,
+        lambda settings: image_folder.read_image_folder(settings).class_names,
+        "photos",
+        ("data_dir", "test_fraction"),
+        is_folder=True,
+    ),
+}
+
+
+def class_names(settings: Settings) -> Sequence[str]:
+    """Names of the classes of a data set, in the order of their labels, without reading its images."""
+    return DATASETS[settings.dataset_name].class_names(settings)
+
+
 def find(settings: Settings) -> DataSource:
     """The images of a data set, not yet read. Downloads it if it is one of tensorflow-datasets and not there.
 
@@ -34,38 +55,11 @@ def find(settings: Settings) -> DataSource:
     return DATASETS[settings.dataset_name].read(settings)
 
 
-def class_names(settings: Settings) -> Sequence[str]:
-    """Names of the classes of a data set, in the order of their labels, without reading its images."""
-    return DATASETS[settings.dataset_name].class_names(settings)
-
-
-def _read_folder(settings: Settings) -> DataSource:
-    return image_folder.read_image_folder(settings.data_dir, settings.test_fraction)
-
-
-_TFDS = DatasetEntry(
-    lambda settings: sources.read_tfds(settings.dataset_name, settings.data_dir),
-    lambda settings: sources.tfds_classes(settings.dataset_name, settings.data_dir),
-    flags=("data_dir",),
-    is_tfds=True,
-)
-_FOLDER_FLAGS = ("data_dir", "test_fraction")
-DATASETS: dict[str, DatasetEntry] = {
-    "caltech_birds2011": _TFDS,  # the paper's data sets
-    "oxford_iiit_pet": _TFDS,
-    "stanford_dogs": _TFDS,
-    "digits": DatasetEntry(lambda _: sources.read_digits(), lambda _: sources.DIGITS, "demo"),
-    "image_folder": DatasetEntry(
-        _read_folder, lambda settings: _read_folder(settings).class_names, "photos", _FOLDER_FLAGS, is_folder=True
-    ),
-}
-
-
 def find_to_test(settings: Settings, class_names: Sequence[str] | None, has_record: bool = True) -> DataSource:
     """The images of a data set to test a model on: its test part, or what `image_folder.read_to_test` finds."""
-    if not DATASETS[settings.dataset_name].is_folder:
-        return find(settings)._replace(train=NO_IMAGES)
-    return image_folder.read_to_test(settings.data_dir, settings.test_fraction, class_names, has_record)
+    if DATASETS[settings.dataset_name].is_folder:
+        return image_folder.read_to_test(settings, class_names, has_record)
+    return find(settings)._replace(train=NO_IMAGES)
 
 
 def count_training_images(settings: Settings) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError, importing
 from elastic_trainer.system.machine import load_tensorflow
 
@@ -41,7 +42,7 @@ class DataSource(NamedTuple):
     notes: Sequence[str] = ()  # lines for the user
 
 
-def read_digits() -> DataSource:
+def read_digits(_: Settings) -> DataSource:
     """The 1,797 digits (8×8, grey) as RGB images, half of them for training, stratified by class."""
     with importing("--dataset_name digits"):
         from sklearn.datasets import load_digits
@@ -68,9 +69,9 @@ def _builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir)
 
 
-def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
+def tfds_classes(settings: Settings) -> list[str]:
     """Names of the classes of a data set, whether or not it is prepared."""
-    return _builder(name, data_dir).info.features["label"].names
+    return _builder(settings.dataset_name, settings.data_dir).info.features["label"].names
 
 
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
@@ -103,9 +104,9 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     return builder
 
 
-def read_tfds(name: str, data_dir: Path | None) -> DataSource:
+def read_tfds(settings: Settings) -> DataSource:
     """The train and test splits of a data set, prepared first if necessary."""
-    builder = prepare_tfds(name, data_dir)
+    builder = prepare_tfds(settings.dataset_name, settings.data_dir)
     import tensorflow_datasets as tfds
 
     config = tfds.ReadConfig(interleave_cycle_length=1)  # the same order on every machine

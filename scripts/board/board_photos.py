@@ -12,9 +12,8 @@ from collections import namedtuple
 
 import board_device as device
 import numpy as np
-from board_decoding import MAX_MB, read_photo
-from board_digests import digest, tested_digests
-from board_layout import CHOOSE, TEST, TRAIN, class_folders, find_photos, find_training_parts
+from board_decoding import MAX_MB, digest, read_photo
+from board_layout import CHOOSE, TEST, TRAIN, class_folders, find_photos, find_training_parts, tested_digests
 from board_memory import free_memory_mb
 
 HEAD = [("state", "<u4"), ("digest", "<u8")]  # of a row of the file of features, 12 bytes

@@ -13,7 +13,7 @@ import pytest
 from small_boards import changed_copy, result_of, run, weights_of
 
 from elastic_trainer.cli.commands import parse_main
-from elastic_trainer.datasets import decoding, digests, layout
+from elastic_trainer.datasets import decoding, layout
 from elastic_trainer.system.errors import UserError
 
 pytestmark = pytest.mark.skipif(
@@ -144,7 +144,7 @@ def test_a_broken_photo_is_named_and_left_out(three_wheels, exported, photos, tm
 
 
 def test_the_board_finds_reads_and_splits_photos_by_the_code_of_main(exported):
-    for module in (decoding, digests, layout):
+    for module in (decoding, layout):
         name = f"board_{Path(str(module.__file__)).name}"
         assert (exported / name).read_bytes() == Path(str(module.__file__)).read_bytes()
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 from small_images import encoded, load_photos
 
-from elastic_trainer.datasets.decoding import read_photo
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import digest, read_photo
 
 SIZE = 16
 

@@ -9,7 +9,7 @@ from PIL import Image
 from small_images import encoded
 
 from elastic_trainer.datasets import images
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import digest
 from elastic_trainer.datasets.images import ImageFiles, Images
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.memory import resident_memory_mb
