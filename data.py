@@ -37,7 +37,8 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
     Raises:
         UserError: the data set is missing, cannot be downloaded, or has no image of a class.
     """
-    name, source = settings.dataset_name, source or find(settings)
+    name = settings.dataset_name
+    source = source or find(settings)
     for note in source.notes:
         print(printable(note))
     start, count = time.perf_counter(), source.train.count + source.test.count

@@ -53,4 +53,4 @@ def _checked(examples: Examples) -> Structures:
         raise ValueError("there are no examples")
     if len(lengths) != 1:
         raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
-    return parts  # type: ignore[no-any-return]
+    return parts
