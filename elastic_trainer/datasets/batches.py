@@ -20,6 +20,7 @@ from elastic_trainer.system.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
 Structures = tuple[Structure, Structure, Structure]  # inputs, targets and weights
+Examples = tuple[Any, ...]  # (inputs, targets) or (inputs, targets, weights)
 MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
 _IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
 UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch of `fit` until the first one has ended
@@ -205,6 +206,36 @@ class ShuffledData:
         return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
 
 
+class ArrayData(ShuffledData):
+    """Examples as arrays [examples, …].
+
+    Args:
+        train, test: each (inputs, targets) or (inputs, targets, weights of the examples in the loss). Inputs, targets
+            and weights are arrays, or lists, tuples or dicts of arrays.
+        batch_size: examples a step.
+        seed: of the training order.
+        memory_mb: MB that features may take in memory; by default a quarter of what is available.
+
+    Raises:
+        ValueError: a split is no such tuple, is empty, has arrays of different lengths, or alone has weights.
+        UserError: there are fewer training examples than a batch needs.
+    """
+
+    def __init__(
+        self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
+    ) -> None:
+        own, others = _checked(train), _checked(test)
+        if (own[2] is None) != (others[2] is None):
+            raise ValueError("train and test: give weights of the examples for both, or for none")
+        super().__init__("the data", own, others, batch_size, seed)
+        self.memory_mb = memory_mb
+
+    @property
+    def specs(self) -> tuple[Structure, Structure, Structure]:
+        """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is the batch."""
+        return specs_of(self._train)
+
+
 class FitData(ShuffledData):
     """What a scheme asks of the data of `fit`, which alone knows the examples; `recent` are the latest batches."""
 
@@ -231,6 +262,21 @@ def _count(examples: Structures) -> int:
     import tensorflow as tf
 
     return next(len(array) for array in tf.nest.flatten(examples) if array is not None)
+
+
+def _checked(examples: Examples) -> Structures:
+    """Inputs, targets and weights (or None) as arrays."""
+    import tensorflow as tf
+
+    if not isinstance(examples, tuple | list) or len(examples) not in (2, 3):
+        raise ValueError("train and test: each is a tuple (inputs, targets) or (inputs, targets, weights)")
+    parts = mapped(np.asarray, (*examples, None)[:3])
+    lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
+    if lengths == {0}:
+        raise ValueError("there are no examples")
+    if len(lengths) != 1:
+        raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
+    return parts
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
