@@ -17,7 +17,7 @@ import numpy as np
 import utils
 from elastic_trainer.datasets.decoding import KINDS
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import Images, read
+from elastic_trainer.datasets.images import NO_IMAGES, Images, read
 from elastic_trainer.datasets.layout import tested_digests
 from elastic_trainer.datasets.named import DATASETS, find
 from elastic_trainer.datasets.sources import DataSource, prepare_tfds
@@ -50,11 +50,10 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
         photos = [*zip(train.labels.tolist(), train.digests.tolist(), strict=True)]
         is_tested = np.isin(train.digests, np.array([*tested_digests(photos, source.test_fraction)], np.uint64))
         train, test = train.part(~is_tested), train.part(is_tested)
-    if source.only_tests:
-        train = train.part(np.zeros(0, int))
     if DATASETS[name].is_folder:
-        parts = {"validation" if source.tested_later else "test": test}
-        _check_classes(source.class_names, parts if source.only_tests else {"training": train, **parts}, settings)
+        parts = {} if source.train is NO_IMAGES else {"training": train}
+        parts["validation" if source.tested_later else "test"] = test
+        _check_classes(source.class_names, parts, settings)
         _warn_of_copies(train, test)
     more = settings.batch_size, settings.seed, settings.augment, source.tested_later
     dataset = ImageData(name, source.class_names, train, test, *more)

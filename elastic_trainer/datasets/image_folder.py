@@ -61,12 +61,12 @@ def read_to_test(settings: Settings, class_names: Sequence[str] | None, has_reco
             "there is no record of what the model was trained on: those images are tested that a run would not train "
             f"on; to test all, move them to a folder {parts[TRAIN] / 'test'}"
         )
-        return read_image_folder(settings)._replace(only_tests=True, notes=[note])
+        return read_image_folder(settings)._replace(notes=[note])
     place = own or parts[TRAIN]
     classes = [*(class_names or _class_folders(next(iter(parts.values()))))]
     images = _images(place, classes, notes)
     notes = [f"tested in {place}: {images.count} images", *notes]
-    return DataSource(classes, NO_IMAGES, images, only_tests=True, notes=notes)
+    return DataSource(classes, NO_IMAGES, images, notes=notes)
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:

@@ -29,15 +29,14 @@ ANSWER_SECONDS = 15  # that the host of a data set may take
 class DataSource(NamedTuple):
     """The images of all parts, not yet read; a label is an index into `class_names`.
 
-    `test` chooses the best model, and tests it unless `tested_later` images do, once, after training. There are none to
-    train on where a model is only tested.
+    `test` chooses the best model, and tests it unless `tested_later` images do, once, after training. There may be none
+    to train on where a model is only tested.
     """
 
     class_names: Sequence[str]
     train: ImageFiles
     test: ImageFiles
     test_fraction: float | None = None  # instead of `test`: the share of `train` that is for testing, by its content
-    only_tests: bool = False  # there are none to train on, or they are left out once it is known which these are
     tested_later: int = 0
     notes: Sequence[str] = ()  # lines for the user
 

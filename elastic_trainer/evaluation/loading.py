@@ -40,7 +40,8 @@ def load_to_evaluate(
         load_saved(model, path, "--evaluate", f"the network of --model_name {evaluation.network}")
     size = _fixed_input_size(model, evaluation) or size
     model = _with_checked_outputs(model, size, evaluation, classes)
-    dataset = load(replace(settings, input_size=size, num_classes=classes), source=source)
+    settings = replace(settings, input_size=size, num_classes=classes, batch_size=1)  # nothing trains
+    dataset = load(settings, source=source)
     leave_out_trained(dataset, path, "--evaluate")
     return model, dataset
 
