@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import utils
-from elastic_trainer.datasets.decoding import EXTENSIONS, KINDS
-from elastic_trainer.datasets.digests import tested_digests
+from elastic_trainer.datasets.decoding import KINDS
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.images import Example, Images, read
+from elastic_trainer.datasets.images import NO_IMAGES, Images, read
+from elastic_trainer.datasets.layout import tested_digests
 from elastic_trainer.datasets.named import DATASETS, find
 from elastic_trainer.datasets.sources import DataSource, prepare_tfds
 from elastic_trainer.settings import Settings
@@ -31,37 +30,30 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
     """The data set of these settings, with its images read. Shows a progress bar.
 
     Args:
-        settings: which data set, the size of its images, the batch, the seed, and `num_classes`, if that is known.
+        settings: which data set, the size of its images, the batch and the seed.
         kept_mb: how many MB images may take in memory; None: a quarter of what is available.
         source: the images, if they are found already.
 
     Raises:
-        UserError: the data set is missing, cannot be downloaded, has more classes than the network has outputs, or has
-            no image of a class.
+        UserError: the data set is missing, cannot be downloaded, or has no image of a class.
     """
-    name, outputs = settings.dataset_name, settings.num_classes
+    name = settings.dataset_name
     source = source or find(settings)
-    if outputs is not None and outputs < len(source.class_names):
-        raise UserError(
-            f"--dataset_name {name}: has {len(source.class_names)} classes, but the network has {outputs} outputs"
-        )
     for note in source.notes:
         print(printable(note))
     start, count = time.perf_counter(), source.train.count + source.test.count
     (train, test), broken = read([source.train, source.test], settings.input_size, settings.cache_dir, kept_mb)
     seconds = (time.perf_counter() - start) / max(count, 1)
-    _report_broken(broken, count)
+    if broken:
+        print(f"skipped (unreadable): {len(broken)} of {count} files; the first: {broken[0]}")
     if source.test_fraction is not None:
         photos = [*zip(train.labels.tolist(), train.digests.tolist(), strict=True)]
         is_tested = np.isin(train.digests, np.array([*tested_digests(photos, source.test_fraction)], np.uint64))
         train, test = train.part(~is_tested), train.part(is_tested)
-    if source.only_tests:
-        train = train.part(np.zeros(0, int))
-    parts = {"validation" if source.tested_later else "test": test}
-    if not source.only_tests:
-        parts = {"training": train, **parts}
     if DATASETS[name].is_folder:
-        _check_classes(source.class_names, parts, settings.data_dir)
+        parts = {} if source.train is NO_IMAGES else {"training": train}
+        parts["validation" if source.tested_later else "test"] = test
+        _check_classes(source.class_names, parts, settings)
         _warn_of_copies(train, test)
     more = settings.batch_size, settings.seed, settings.augment, source.tested_later
     dataset = ImageData(name, source.class_names, train, test, *more)
@@ -69,49 +61,39 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
     return dataset
 
 
-def _report_broken(broken: Sequence[Example], count: int) -> None:
-    """Print a line on the images that cannot be read, and one on other files, of `count`."""
-    suffixes = [Path(one.name).suffix.lower() for one in broken]
-    images = [one for one, suffix in zip(broken, suffixes, strict=True) if suffix in ("", *EXTENSIONS)]
-    others = Counter(suffix for suffix in suffixes if suffix not in ("", *EXTENSIONS))
-    if images:
-        count -= others.total()
-        print(f"skipped (unreadable): {len(images)} of {count} images; the first: {images[0]}")
-    if others:
-        kinds = ", ".join(f"{number} {suffix}" for suffix, number in others.most_common(5))
-        print(printable(f"ignored, not images: {kinds}"))
-
-
-def _check_classes(names: Sequence[str], parts: dict[str, Images], folder: Path | None) -> None:
+def _check_classes(names: Sequence[str], parts: dict[str, Images], settings: Settings) -> None:
     """Print a warning if a class has no images in a part other than training.
 
     Raises `UserError` if a part has no images, or a class has no training images.
     """
     for part, images in parts.items():
-        if not len(images.labels):
-            raise UserError(f"--data_dir {folder}: has no {part} images ({KINDS}) in its class folders")
         empty = [f"'{name}'" for label, name in enumerate(names) if label not in images.labels]
         which = "class" if len(empty) == 1 else f"{len(empty)} classes"
-        without = f"has no {part} images of {which}: {first_few(empty)}"
+        without = f"{settings.data_dir} has no {part} images of {which}: {first_few(empty)}"
+        if len(empty) == len(names):
+            raise UserError(f"--data_dir {settings.data_dir}: has no {part} images ({KINDS}) in its class folders")
         if empty and part == "training":
-            raise UserError(f"--data_dir {folder}: {without}; add some or remove the folder")
+            raise UserError(f"--data_dir {without}; add some or remove the folder")
         if empty:
-            print(f"warning: {folder} {without}; the accuracy does not cover them")
+            print(f"warning: {without}; the accuracy does not cover them")
 
 
 def _warn_of_copies(train: Images, test: Images) -> None:
     """Print a line if images train and test, and one if a photo is in two classes."""
     shared = int(np.isin(test.digests, train.digests).sum())
     if shared:
-        print(f"warning: {shared} of {len(test.labels)} images that choose the best model are training images too")
-    files: dict[int, dict[int, str]] = {}  # digest of a photo -> label -> one of its files
+        print(f"warning: {shared} of {len(test)} images that choose the best model are training images too")
+    first: dict[int, tuple[int, str]] = {}  # digest of a photo -> label and file of its first copy
+    pairs: dict[int, str] = {}  # of those in two classes
     for images in (train, test):
         for number, label, file in zip(images.digests.tolist(), images.labels.tolist(), images.names, strict=True):
-            files.setdefault(number, {}).setdefault(label, file)
-    pairs = [[*found.values()][:2] for found in files.values() if len(found) > 1]
+            known, other = first.setdefault(number, (label, file))
+            if label != known:
+                pairs.setdefault(number, f"{other} and {file}")
     if pairs:
         more = f" ({len(pairs)} photos are in two classes)" if len(pairs) > 1 else ""
-        print(printable(f"warning: {' and '.join(pairs[0])} are one photo in two classes{more}; remove the wrong one"))
+        line = f"warning: {next(iter(pairs.values()))} are one photo in two classes{more}; remove the wrong one"
+        print(printable(line))
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

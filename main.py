@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import utils
 from elastic_trainer.cli.checks import is_for_board
@@ -108,11 +108,11 @@ def _prepare(settings: Settings) -> tuple[keras.Model, Prepared]:
     import models
     from elastic_trainer.cli.resolve import resolve
     from elastic_trainer.datasets.image_data import leave_out_trained
-    from elastic_trainer.datasets.named import check_available, class_names
+    from elastic_trainer.datasets.named import find
     from elastic_trainer.networks.saved_model import check_saving
 
-    check_available(settings)
-    names, weights = class_names(settings), Path(settings.weights)
+    source = find(settings)  # which downloads it: what is missing is said at once
+    names, weights = source.class_names, Path(settings.weights)
     settings = replace(settings, num_classes=len(names))
     if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
@@ -123,7 +123,7 @@ def _prepare(settings: Settings) -> tuple[keras.Model, Prepared]:
         check_saving(model, f"--export {settings.export}" if settings.export else "--save_model", changes_shape=False)
 
     def load(settings: Settings, images_mb: float | None) -> ImageData:
-        images = data.load(settings, images_mb)
+        images = data.load(settings, images_mb, source)
         leave_out_trained(images, weights, "--weights")
         return images
 
@@ -168,13 +168,18 @@ def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, fol
         )
     model = load_best(model, best, trainer.training.model is not model, "--export")
     seconds = (settings.deadline or math.inf) - trainer.history.clocks.elapsed()
-    print(_exported(settings.export, model, dataset, best, seconds))
+    print(_exported(settings.export, model, dataset, best, seconds, trainer.data))
 
 
-def _exported(name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf) -> str:
-    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print."""
+def _exported(
+    name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf, trained: Any = None
+) -> str:
+    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
+
+    `trained` are the images that trained it, if they are read.
+    """
     try:
-        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds)
+        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds, trained)
     except KeyboardInterrupt:
         again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None

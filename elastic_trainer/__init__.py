@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
-    from elastic_trainer.datasets.array_data import ArrayData as ArrayData
+    from elastic_trainer.datasets.batches import ArrayData as ArrayData
     from elastic_trainer.datasets.decoding import read_photo as read_photo
     from elastic_trainer.engine.feature_sums import FeatureSums as FeatureSums
     from elastic_trainer.keras_callback import ElasticTraining as ElasticTraining
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
 
 # Public name -> the module that has it.
 _MODULES = {
-    "ArrayData": "elastic_trainer.datasets.array_data",
+    "ArrayData": "elastic_trainer.datasets.batches",
     "ElasticTraining": "elastic_trainer.keras_callback",
     "FeatureSums": "elastic_trainer.engine.feature_sums",
     "Settings": "elastic_trainer.settings",

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import Batch
-from elastic_trainer.datasets.fit_data import UNKNOWN_STEPS, FitData
+from elastic_trainer.datasets.batches import UNKNOWN_STEPS, Batch, FitData
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.runs.engine import Engine
 from elastic_trainer.selection.budget import smallest_rho

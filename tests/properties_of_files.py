@@ -16,10 +16,10 @@ from small_images import encoded
 from small_networks import as_if_trained, values
 
 from elastic_trainer.datasets import decoding
-from elastic_trainer.datasets.images import reason
 from elastic_trainer.networks import pretrained
 from elastic_trainer.networks.saved_model import load_model, save_model
 from elastic_trainer.runs.checkpoint import Checkpoints, State
+from elastic_trainer.system.errors import first_line
 from elastic_trainer.timing.trace import read_trace
 
 TRACE = Path(__file__).parent / "data" / "small_step.xplane.pb"
@@ -134,7 +134,7 @@ def a_damaged_image_is_decoded_or_described_in_a_line(kind: str, damage: Damage)
     except MemoryError:
         raise
     except Exception as error:
-        line = reason(error)
+        line = first_line(error)
         assert line and "\n" not in line
     else:
         assert pixels.shape == (8, 8, 3) and pixels.dtype == np.uint8

@@ -3,11 +3,10 @@
 import io
 
 import numpy as np
-import tensorflow as tf
+from PIL import Image
 
 import data
-from elastic_trainer.datasets.decoding import read_photo
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import digest, read_photo
 from elastic_trainer.settings import Settings
 
 
@@ -19,8 +18,7 @@ def write_red_and_blue(folder):
             where.mkdir(parents=True)
             for i in range(count):
                 pixels = np.tile(np.array(colour, np.uint8), (20 + i, 30, 1))
-                encoded = tf.io.encode_png(pixels) if i % 2 else tf.io.encode_jpeg(pixels)
-                tf.io.write_file(str(where / f"{i}.{'png' if i % 2 else 'jpg'}"), encoded)
+                Image.fromarray(pixels).save(where / f"{i}.{'png' if i % 2 else 'jpg'}")
     return folder
 
 
@@ -31,8 +29,8 @@ def write_noise(folder):
         for name in ("ant", "bee", "cat"):
             (folder / split / name).mkdir(parents=True)
             for k in range(count):
-                encoded = tf.io.encode_png(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
-                tf.io.write_file(str(folder / split / name / f"{k}.png"), encoded)
+                pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{k}.png")
     return folder
 
 

@@ -160,6 +160,5 @@ def test_images_of_impossible_sizes_are_left_out(place, capsys):
     (place / "photos" / "train" / "ant" / "broken.png").write_bytes(png)
     assert load_photos(place / "photos", 12, 4).train_count == 12
     assert (
-        "skipped (unreadable): 1 of 22 images; the first: " in (line := capsys.readouterr().out)
-        and "broken.png" in line
+        "skipped (unreadable): 1 of 22 files; the first: " in (line := capsys.readouterr().out) and "broken.png" in line
     )

@@ -11,7 +11,7 @@ import zoo
 from PIL import Image
 from small_images import write_noise
 
-from elastic_trainer.board.export import RECORD, check_folder
+from elastic_trainer.board.export import RECORD
 from elastic_trainer.cli.commands import parse_evaluation, parse_training
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.runs.reader import read_run
@@ -68,12 +68,6 @@ def test_an_earlier_export_for_a_board_is_found_before_images_are_read(photos, m
         train_run(parse_training([*words, "--train_type", "full_training", "--export", "board"]))
     with pytest.raises(pytest.fail.Exception, match="images were read"):  # a plan exports nothing
         train_run(parse_training([*words, "--rho", "1", "--plan", "--export", "board"]))
-
-
-def test_a_folder_for_a_board_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(UserError, match=f"--export: {tmp_path} cannot be written to"):
-        check_folder(tmp_path / "board")
 
 
 def swap_two_classes(photos):
@@ -150,7 +144,7 @@ def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photo
     assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
 
     def check_refused(name):
-        message = rf"--data_dir .*/test: class '{name}' is not among those of the model \(ant, bee, cat"
+        message = rf"--data_dir .*/test: class '{name}' is not among ant, bee, cat"
         with pytest.raises(UserError, match=message):
             load_to_evaluate(parse_evaluation(words))
 

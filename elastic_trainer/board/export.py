@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import compress
@@ -27,7 +25,7 @@ import numpy as np
 from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.signatures import FORMULAS, TrainingFunctions
-from elastic_trainer.datasets import decoding, digests
+from elastic_trainer.datasets import decoding, layout
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.engine import feature_sums
@@ -53,7 +51,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "board"
 # Of the library, for the scripts.
 COPIES = {
     "board_decoding.py": decoding,
-    "board_digests.py": digests,
+    "board_layout.py": layout,
     "board_memory.py": memory,
     "board_sums.py": feature_sums,
 }
@@ -73,14 +71,12 @@ def board_folder(settings: Settings) -> Path:
 
 
 def check_folder(folder: Path) -> list[Path]:
-    """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export or is read-only."""
+    """The scripts for a board. Raises `UserError` if there are none, or `folder` has an export."""
     scripts = [*SCRIPTS.glob("board_*.py")]
     if not scripts:
         raise UserError("--export: works only in a checkout, which has scripts/board")
     if (folder / RECORD).exists():
         raise UserError(f"--export: {folder} has an export already; move or remove it")
-    if not os.access(files.existing_parent(folder), os.W_OK):
-        raise UserError(f"--export: {files.existing_parent(folder)} cannot be written to")
     return scripts
 
 
@@ -113,8 +109,8 @@ def export_training(
     Raises:
         UserError: no engine can train the network, or a file cannot be written.
     """
-    scripts = {script.name: script for script in check_folder(folder)}
-    scripts |= {name: Path(module.__file__ or "") for name, module in COPIES.items()}
+    scripts = {script.name: script.read_bytes() for script in check_folder(folder)}
+    scripts |= {name: Path(module.__file__ or "").read_bytes() for name, module in COPIES.items()}
     optimizer = optimizer_of(settings, 1, model)
     optimizer.build(model.trainable_variables)
     names, trained = tensor_names(model), [*compress(model.trainable_variables, mask)]
@@ -156,7 +152,7 @@ def export_training(
         "offsets": inference.offsets if inference else None,
         "environment": environment(),
     }
-    _write(folder, model, contents, scripts, record)
+    _write(folder, model, {**contents, **scripts}, record)
     notes = [
         *dict.fromkeys(missing.values()),
         f"{folder}: {sizes}, {settings.batch_size} images a step ({len(trained)} of {len(names)} tensors)",
@@ -168,19 +164,14 @@ def export_training(
     return "\n".join(notes)
 
 
-def _write(
-    folder: Path, model: keras.Model, contents: Mapping[str, bytes], scripts: Mapping[str, Path], record: dict[str, Any]
-) -> None:
+def _write(folder: Path, model: keras.Model, contents: Mapping[str, bytes], record: dict[str, Any]) -> None:
     """Write all files of the export, board.json last."""
     for name, content in contents.items():
         with files.atomic_path(folder / name) as temporary:
             temporary.write_bytes(content)
-    for name, script in scripts.items():
-        with files.atomic_path(folder / name) as temporary:
-            shutil.copyfile(script, temporary)
     with files.atomic_path(folder / START) as temporary:
         save_model(model, temporary)
-    files.write_json(folder / RECORD, {**record, "digest": digests.record_digest(record)})
+    files.write_json(folder / RECORD, record)
 
 
 def _head_places(model: keras.Model, trained: Sequence[keras.Variable]) -> list[int] | None:
@@ -204,7 +195,7 @@ def load_board(weights: Path) -> str:
         raise UserError(f"{weights}: needs {START} and {RECORD} beside it, or in the folder above")
     with files.trusting(folder / RECORD, "copy the folder of the export again"):
         record = json.loads((folder / RECORD).read_bytes())
-        if record["format"] != FORMAT or record["digest"] != digests.record_digest(record):
+        if record["format"] != FORMAT:
             raise ValueError
     model = load_model(folder / START, str(weights))
     variables = dict(zip(tensor_names(model), model.trainable_variables, strict=True))

@@ -79,7 +79,6 @@ class Window:
             else:
                 self.outputs.append((length - reach - 1) // stride + 1)
         self.places = [(a, b) for a in range(kernel[0]) for b in range(kernel[1])]  # in the window
-        self.is_point = self.kernel == [1, 1] and self.before == [0, 0]
 
     def padded(self, images: Value, fill: float = 0.0) -> Value:
         """The input with its margins, of exactly the length that the windows cover."""
@@ -160,9 +159,6 @@ def _conv2d_input_gradient(op: Any, shape: Value, kernel: Value, gradient: Value
     if is_constant(kernel) and groups == 1:  # the convolution with the kernel reversed and transposed
         reversed_kernel = np.ascontiguousarray(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
         return tf.nn.conv2d(spread, reversed_kernel, 1, "VALID", dilations=window.dilations)
-    if window.is_point:  # before the zeros come in
-        result = _by_group(lambda d, w: product(_rows(d), _matrix(w, 0, 0), transpose_b=True), groups, gradient, kernel)
-        return window.spread(tf.reshape(result, (*gradient.shape[:3], shape[-1])))
 
     def one_group(d: Value, w: Value) -> Value:
         pairs = [(_rows(window.through(d, *place)), _matrix(w, *place)) for place in window.places]
@@ -175,7 +171,7 @@ def _conv2d_kernel_gradient(op: Any, images: Value, shape: Value, gradient: Valu
     height, width, inputs, outputs = (int(length) for length in shape)
     window = Window(op, images.shape[1:3], (height, width))
     groups = images.shape[-1] // inputs
-    stays = window.strides == [1, 1] and not window.is_point
+    stays = window.strides == [1, 1]
     values = (images, window.spread(gradient)) if stays else (window.padded(images), gradient)
 
     def one_group(x: Value, d: Value) -> Value:

@@ -19,6 +19,7 @@ from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.networks.tensors import restored
 from elastic_trainer.networks.tflite import convert_function
+from elastic_trainer.system.errors import UserError
 
 SMALLEST_SHIFTED = 4  # values of an array that is found by their differences
 SHIFT_ERROR = 1e-5  # of such a difference, by rounding
@@ -34,11 +35,10 @@ class InferenceFile(NamedTuple):
     arrays: Any  # a traced function without inputs: the arrays in their order, as the file has them
 
 
-def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> InferenceFile | None:
-    """The inference file of `model`; None if the converter changes a weight, so that its place is not found.
+def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> InferenceFile:
+    """The inference file of `model`. The values of the variables `trained` will change.
 
-    The values of the variables `trained` will change. Raises `UserError`, which names the operation, if LiteRT lacks a
-    kernel.
+    Raises `UserError` if LiteRT lacks a kernel, or if the converter changes a weight, so that its place is not found.
     """
     sources = _sources(model, trained)
 
@@ -55,7 +55,7 @@ def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> Inf
     places = [_place(content, value) for value in values]
     found = [place for place in places if place is not None]
     if len(found) < len(places):
-        return None
+        raise UserError("--export: the converter merges weights of this network, so a board cannot write them")
 
     def arrays() -> list[tf.Tensor]:
         results = []

@@ -6,7 +6,6 @@ unbroken one would have seen, and what a network computes from a view can be kep
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +29,6 @@ class Augmentation:
     def __init__(self, kind: str, seed: int, count: int) -> None:
         self.view_count = _VIEW_COUNTS[kind]
         self._seed, self._count = seed, count
-        self._turns = lru_cache(2)(self._draw_turns)  # for an epoch and for importance batches
 
     def views(self, epoch: int) -> np.ndarray:
         """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""
@@ -56,7 +54,7 @@ class Augmentation:
         images = tf.cast(tf.constant(mirrored), tf.float32)
         return rotated(images, turns) if self.view_count is None else images
 
-    def _draw_turns(self, view: int) -> tuple[np.ndarray, np.ndarray]:
+    def _turns(self, view: int) -> tuple[np.ndarray, np.ndarray]:
         """Whether each training image is mirrored in a view, bool [images], and its rotation in turns, float64.
 
         They are drawn for all images at once: one generator for each image would take 20 µs.

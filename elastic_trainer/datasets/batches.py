@@ -6,6 +6,7 @@ of the epoch. So a run can be repeated, and resumed in the middle of an epoch.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +19,11 @@ import numpy as np
 from elastic_trainer.system.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
+Structures = tuple[Structure, Structure, Structure]  # inputs, targets and weights
+Examples = tuple[Any, ...]  # (inputs, targets) or (inputs, targets, weights)
 MAX_ROWS, MAX_VALUES = 64, 16 * 224 * 224 * 3  # of a block; values are those of its inputs
 _IMPORTANCE_STREAM = 1_000_003  # seeds from here on are for importance batches, smaller ones for epochs
+UNKNOWN_STEPS = 1_000_000_000  # stands for the length of an epoch of `fit` until the first one has ended
 
 
 def mapped(function: Callable[[Any], Any], structure: Structure) -> Structure:
@@ -102,7 +106,7 @@ class Batch:
 
 
 class ShuffledData:
-    """Training and test examples in memory. A subclass gives the examples themselves.
+    """Training and test examples in memory: inputs, targets and weights (or None) of each part.
 
     There are none to train on where a model is only tested. Raises `UserError` if there are some, but fewer than a
     batch needs.
@@ -111,33 +115,42 @@ class ShuffledData:
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
     tested_later = 0  # how many other examples test the best model once, after training
     later_seconds = 0.0  # of a deadline, to keep for reading those, and for an export
+    memory_mb: float | None = None  # that features may take in memory; None: a quarter of what is available
 
-    def __init__(self, name: str, train_count: int, test_count: int, batch_size: int, seed: int = 0) -> None:
-        if 0 < train_count < batch_size:
+    def __init__(self, name: str, train: Structures, test: Structures, batch_size: int, seed: int = 0) -> None:
+        self._train, self._test = train, test
+        self.train_count, self.test_count = (_count(part) for part in (train, test))
+        if 0 < self.train_count < batch_size:
             raise UserError(
-                f"--batch_size {batch_size}: {name} has only {train_count} training examples; choose at most that"
+                f"--batch_size {batch_size}: {name} has only {self.train_count} training examples; choose at most that"
             )
-        self.name, self.train_count, self.test_count = name, train_count, test_count
-        self.batch_size, self.seed = batch_size, seed
-        self.steps_per_epoch = train_count // batch_size  # an incomplete last batch is dropped
+        self.name, self.batch_size, self.seed = name, batch_size, seed
+        self.full_batch = batch_size  # examples in most training batches, which a timing table is measured on
+        self.steps_per_epoch = self.train_count // batch_size  # an incomplete last batch is dropped
         self.max_rows = MAX_ROWS
 
     def training_inputs(self, order: Order) -> Structure:
         """The inputs of training examples, tensors [n, …]."""
-        raise NotImplementedError
+        return _rows(self._train[0], order.rows)
 
     def training_targets(self, rows: np.ndarray) -> tuple[Structure, Structure]:
         """Targets and weights (or None) of the training examples `rows`, int [n]."""
-        raise NotImplementedError
+        return _rows(self._train[1], rows), _rows(self._train[2], rows)
+
+    def test_inputs(self, rows: np.ndarray) -> Structure:
+        """The inputs of the test examples `rows`, int [n], tensors [n, …]."""
+        return _rows(self._test[0], rows)
 
     def test_batch(self, rows: np.ndarray) -> Batch:
         """Test examples `rows`, int [n], as they are."""
-        raise NotImplementedError
+        return Batch(lambda: self.test_inputs(rows), _rows(self._test[1], rows), _rows(self._test[2], rows))
 
     @property
     def room_mb(self) -> float:
         """MB that features of the examples may take in memory."""
-        raise NotImplementedError
+        from elastic_trainer.datasets.images import room_mb
+
+        return room_mb() if self.memory_mb is None else self.memory_mb
 
     @property
     def guessing_loss(self) -> float | None:
@@ -178,14 +191,9 @@ class ShuffledData:
         count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
         return _made_ahead(self.test_batch(rows[start : start + count]) for start in range(0, len(rows), count))
 
-    @property
-    def full_batch(self) -> int:
-        """Examples in most training batches, which a timing table is measured on."""
-        return self.batch_size
-
     def is_full(self, batch: Batch) -> bool:
         """Whether a training batch has `full_batch` examples: the budget is not corrected by times of others."""
-        return True
+        return len(batch) == self.full_batch
 
     def distinct_views(self, steps: int) -> float:
         """How many different views of different examples `steps` steps are expected to show.
@@ -196,6 +204,79 @@ class ShuffledData:
         if self.view_count is None or epochs <= 1:
             return steps * self.batch_size
         return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
+
+
+class ArrayData(ShuffledData):
+    """Examples as arrays [examples, …].
+
+    Args:
+        train, test: each (inputs, targets) or (inputs, targets, weights of the examples in the loss). Inputs, targets
+            and weights are arrays, or lists, tuples or dicts of arrays.
+        batch_size: examples a step.
+        seed: of the training order.
+        memory_mb: MB that features may take in memory; by default a quarter of what is available.
+
+    Raises:
+        ValueError: a split is no such tuple, is empty, has arrays of different lengths, or alone has weights.
+        UserError: there are fewer training examples than a batch needs.
+    """
+
+    def __init__(
+        self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
+    ) -> None:
+        own, others = _checked(train), _checked(test)
+        if (own[2] is None) != (others[2] is None):
+            raise ValueError("train and test: give weights of the examples for both, or for none")
+        super().__init__("the data", own, others, batch_size, seed)
+        self.memory_mb = memory_mb
+
+    @property
+    def specs(self) -> tuple[Structure, Structure, Structure]:
+        """Specs of inputs, targets and weights, as a `Task` takes them; the first axis is the batch."""
+        return specs_of(self._train)
+
+
+class FitData(ShuffledData):
+    """What a scheme asks of the data of `fit`, which alone knows the examples; `recent` are the latest batches."""
+
+    view_count = None
+
+    def __init__(self, steps_per_epoch: int, full_batch: int, recent: deque[Batch]) -> None:
+        self.name, self.train_count, self.test_count, self.steps_per_epoch = "fit", 0, 0, steps_per_epoch
+        self.batch_size = None  # type: ignore[assignment]  # the last batch of an epoch may be smaller
+        self.full_batch, self._recent = full_batch, recent  # as many as the first batch has
+
+    def importance_batches(self, index: int, count: int = 1) -> list[Batch]:
+        """The latest batches, that of the current step included."""
+        return [*self._recent]
+
+
+def _rows(structure: Structure, rows: np.ndarray) -> Structure:
+    """These rows of arrays, as tensors."""
+    import tensorflow as tf
+
+    return mapped(lambda array: tf.constant(array[rows]), structure)
+
+
+def _count(examples: Structures) -> int:
+    import tensorflow as tf
+
+    return next(len(array) for array in tf.nest.flatten(examples) if array is not None)
+
+
+def _checked(examples: Examples) -> Structures:
+    """Inputs, targets and weights (or None) as arrays."""
+    import tensorflow as tf
+
+    if not isinstance(examples, tuple | list) or len(examples) not in (2, 3):
+        raise ValueError("train and test: each is a tuple (inputs, targets) or (inputs, targets, weights)")
+    parts = mapped(np.asarray, (*examples, None)[:3])
+    lengths = {len(array) for array in tf.nest.flatten(parts) if array is not None}
+    if lengths == {0}:
+        raise ValueError("there are no examples")
+    if len(lengths) != 1:
+        raise ValueError(f"inputs, targets and weights have different numbers of examples: {sorted(lengths)}")
+    return parts
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

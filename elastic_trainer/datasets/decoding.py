@@ -1,8 +1,10 @@
-"""Reads a photo with Pillow: upright, RGB, square, uint8. The format is recognised from the content, not from the name.
+"""Reads a photo with Pillow: upright, RGB, square, uint8; and a digest by which it is known again.
 
-A board gets a copy of this file (`board.export`), so it imports nothing but NumPy and Pillow, from Python 3.6 on.
+The format is recognised from the content, not from the name. A board gets a copy of this file (`board.export`), so it
+imports nothing but NumPy and Pillow, from Python 3.6 on.
 """
 
+import hashlib
 import io
 import os
 import threading
@@ -15,11 +17,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF")
 KINDS = "JPEG, PNG, BMP, WebP or GIF"
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp")  # a file with one of these must be an image
 MAX_MB = 576  # that reading one photo may take: 64 megapixels of a PNG
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
 ROWS = 64  # that are converted at a time
-PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"IEND")  # of a PNG, and its orientation
 ORIENTATION = 0x0112  # in EXIF data: one of these, which numbers the methods of `Image.transpose`
 TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 BILINEAR = 2  # Pillow 8, the last for Python 3.6, has these names elsewhere
@@ -31,7 +31,7 @@ def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb:
     """The pixels of a photo as every program of this project sees them: uint8 [size, size, 3].
 
     It is turned upright by its EXIF orientation and stretched to a square; grey becomes RGB, transparent becomes white.
-    A JPEG of at least twice the size is decoded at a half, a quarter or an eighth of its own. Texts are ignored.
+    A JPEG of at least twice the size is decoded at a half, a quarter or an eighth of its own.
 
     Args:
         photo: the path of a JPEG, PNG, BMP, WebP or GIF, or what it contains.
@@ -43,20 +43,8 @@ def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb:
         ValueError: it takes more than `most_mb`. Pillow raises many other types for a damaged file.
     """
     if not isinstance(photo, bytes) and os.path.exists(photo) and not os.path.isfile(photo):
-        raise OSError("is a pipe, a device or a folder, not a file")  # opening it might wait without end
-    with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file:
-        try:
-            return _decoded(file, size, most_mb)
-        except ValueError:
-            file.seek(0)
-            if file.read(4) != b"\x89PNG":
-                raise
-            file.seek(0)
-            return _decoded(_without_texts(file.read()), size, most_mb)  # Pillow refuses large ones
-
-
-def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
-    with _opened(file) as image:
+        raise OSError("a pipe, a device or a folder, not a file")  # opening it might wait without end
+    with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file, _opened(file) as image:
         width, height = image.size
         # A progressive JPEG is first read at its full size, as coefficients of 3 bytes for each pixel.
         read_bytes = 3 * width * height if image.info.get("progressive") else 0
@@ -77,12 +65,14 @@ def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
 
 def _opened(file: IO[bytes]) -> "Image.Image":
     """Read an image's header. Pillow's own limit on pixels, which counts those of a JPEG at full size, is off."""
-    from PIL import Image  # needs an extra
+    from PIL import Image, UnidentifiedImageError  # needs an extra
 
     with _pillow_limit:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(file, formats=FORMATS)
+        except UnidentifiedImageError as error:
+            raise OSError("no {} image, whatever its name says".format(KINDS)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = limit
 
@@ -102,12 +92,10 @@ def _in_rgb(image: "Image.Image") -> "Image.Image":
     return converted
 
 
-def _without_texts(png: bytes) -> IO[bytes]:
-    """A PNG with the chunks alone that decide on its pixels."""
-    kept, start = png[:8], 8
-    while start < len(png):
-        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
-        if png[start + 4 : start + 8] in PIXEL_CHUNKS:
-            kept += png[start:end]
-        start = end
-    return io.BytesIO(kept)
+def digest(pixels: np.ndarray) -> int:
+    """A digest of 64 bits of an image, uint8 [size, size, 3]: the same however it is turned or mirrored."""
+    half = (len(pixels) + 1) // 2
+    total = pixels[:half].astype(np.uint16) + pixels[::-1][:half]
+    total = total[:, :half] + total[:, ::-1][:, :half]
+    total = total + total.transpose(1, 0, 2)  # of all eight ways to turn it, of which a quarter says all
+    return int.from_bytes(hashlib.blake2b(total.tobytes(), digest_size=8).digest(), "big")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData
-from elastic_trainer.datasets.images import Images, room_mb
+from elastic_trainer.datasets.batches import Order, ShuffledData
+from elastic_trainer.datasets.images import Images
 from elastic_trainer.settings import TRAINED_IMAGES
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import atomic_path, trusting
@@ -50,17 +50,17 @@ class ImageData(ShuffledData):
         augment: str = "none",
         tested_later: int = 0,
     ) -> None:
-        super().__init__(name, len(train.labels), len(test.labels), batch_size, seed)
-        self.class_names, self.num_classes = tuple(class_names), len(class_names)  # a network may have more outputs
+        super().__init__(name, (train, train.labels, None), (test, test.labels, None), batch_size, seed)
+        self.train_images, self.test_images = train, test
+        self.class_names, self.num_classes = tuple(class_names), len(class_names)
         self.input_size, self.tested_later = train.pixels.shape[1], tested_later
         self.training_digests = np.unique(train.digests)
-        self._train, self._test = train, test
         self._augmentation = Augmentation(augment, seed, self.train_count)
         self.view_count = self._augmentation.view_count
 
     def record(self) -> dict[str, Any]:
         """What config.json keeps, so that a run is not continued with other images."""
-        own = {"training_images": _fingerprint(self._train), "test_images": _fingerprint(self._test)}
+        own = {"training_images": _fingerprint(self.train_images), "test_images": _fingerprint(self.test_images)}
         return {"class_names": [*self.class_names], **own}
 
     @property
@@ -73,43 +73,45 @@ class ImageData(ShuffledData):
     def leave_out_of_test(self, digests: np.ndarray) -> int:
         """Test without the images that have one of these `digests`, uint64. Returns how many are left out."""
         before = self.test_count
-        self._test = self._test.part(~np.isin(self._test.digests, digests))
-        self.test_count = len(self._test.labels)
+        self.test_images = test = self.test_images.part(~np.isin(self.test_images.digests, digests))
+        self._test, self.test_count = (test, test.labels, None), len(test)
         return before - self.test_count
 
     def views(self, epoch: int) -> np.ndarray:
         return self._augmentation.views(epoch)
 
     def training_inputs(self, order: Order) -> tf.Tensor:
-        return self._augmentation.show(self._train.take(order.rows), *order)
+        return self._augmentation.show(self.train_images[order.rows], *order)
 
-    def training_targets(self, rows: np.ndarray) -> tuple[tf.Tensor, None]:
+    def test_inputs(self, rows: np.ndarray) -> tf.Tensor:
         import tensorflow as tf
 
-        return tf.constant(self._train.labels[rows]), None
+        return tf.cast(super().test_inputs(rows), tf.float32)
 
-    def test_batch(self, rows: np.ndarray) -> Batch:
-        import tensorflow as tf
+    def images_to_calibrate(self, most: int) -> np.ndarray:
+        """At most this many images to train on as they are, evenly spread; where none train, of those that test.
 
-        test, labels = self._test, tf.constant(self._test.labels[rows])
-        return Batch(lambda: tf.cast(tf.constant(test.take(rows)), tf.float32), labels)
-
-    @property
-    def room_mb(self) -> float:
-        """MB that features may take in memory."""
-        return room_mb()
+        Returns float32 [images, size, size, 3] in 0…255.
+        """
+        images = self.train_images if self.train_count else self.test_images
+        return images[evenly(len(images), most)].astype(np.float32)
 
     @property
     def guessing_loss(self) -> float:
         """Cross-entropy of predicting each class's share of the training images, whatever the image."""
-        shares = np.unique(self._train.labels, return_counts=True)[1] / self.train_count
+        shares = np.unique(self.train_images.labels, return_counts=True)[1] / self.train_count
         return float(-np.sum(shares * np.log(shares)))
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most `most` of the numbers from 0 to count - 1, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
 
 
 def _fingerprint(images: Images) -> str:
     """The number of images, and a digest of their content, order and labels; of their files' names only the order."""
     total = hashlib.sha256(images.digests.astype("<u8").tobytes() + images.labels.astype("<i4").tobytes())
-    return f"{len(images.labels)}, digest {total.hexdigest()[:16]}"
+    return f"{len(images)}, digest {total.hexdigest()[:16]}"
 
 
 # --- the images that a model was trained on, so that none tests it ----------------------------------------------------

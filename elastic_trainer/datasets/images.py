@@ -9,25 +9,23 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from elastic_trainer.datasets.decoding import BILINEAR, KINDS, read_photo
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import BILINEAR, digest, read_photo
 from elastic_trainer.system.errors import first_line, importing, printable
 from elastic_trainer.system.files import writing
 from elastic_trainer.system.machine import available_memory_mb
 
 MEMORY_SHARE = 4  # images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
-_AHEAD = 64  # images that are decoded before they are asked for
+AT_ONCE = 128  # images that all cores decode together, before the next ones
 
 ImageSource = str | bytes | np.ndarray  # path of a file, encoded image, or pixels [height, width, 3]
 
@@ -43,36 +41,26 @@ class ImageFiles:
 NO_IMAGES = ImageFiles(0, lambda: ())
 
 
-class Example(NamedTuple):
-    """An image: its label; its file, or its number among those of its part; and its pixels, or why there are none."""
-
-    label: int
-    name: str
-    pixels: np.ndarray | None
-    digest: int = 0
-    why_broken: str = ""
-
-    def __str__(self) -> str:
-        return printable(f"{self.name}: {self.why_broken}")
-
-
 @dataclass(frozen=True)
 class Images:
     """Images of one part that have been read; digests and names are empty if they are not known."""
 
     pixels: np.ndarray  # uint8 [images, size, size, 3], in memory or in a file; of other parts too, if there are `rows`
     labels: np.ndarray  # int32 [count]
-    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # see `digests`
+    digests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))  # see `decoding.digest`
     names: np.ndarray = field(default_factory=lambda: np.zeros(0, object))  # of files
     rows: np.ndarray | None = None  # of `pixels`, [count]; None: all
 
     def part(self, chosen: np.ndarray) -> Images:
         """The images of these places, by their numbers or a mask."""
-        rows = np.arange(len(self.labels)) if self.rows is None else self.rows
+        rows = np.arange(len(self)) if self.rows is None else self.rows
         digests, names = (each[chosen] if len(each) else each for each in (self.digests, self.names))
         return Images(self.pixels, self.labels[chosen], digests, names, rows[chosen])
 
-    def take(self, places: np.ndarray) -> np.ndarray:
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, places: np.ndarray) -> np.ndarray:
         """Their pixels; those that are read from a file take no memory of the process afterwards."""
         found: np.ndarray = self.pixels[places if self.rows is None else self.rows[places]]
         file = getattr(self.pixels, "_mmap", None)
@@ -89,8 +77,8 @@ def room_mb() -> float:
 
 def read(
     parts: Sequence[ImageFiles], size: int, folder: Path, memory_mb: float | None = None
-) -> tuple[list[Images], list[Example]]:
-    """Read all images of all `parts`, with a progress bar; those that cannot be read are in the second result alone.
+) -> tuple[list[Images], list[str]]:
+    """Read all images of all `parts`, with a progress bar; a line for each that cannot be read is the second result.
 
     Args:
         parts: for example the training and the test split.
@@ -101,6 +89,8 @@ def read(
     Raises:
         UserError: the file cannot be written.
     """
+    with importing("reading images"):
+        import PIL  # noqa: F401
     count = sum(part.count for part in parts)
     shape, needed_mb = (count, size, size, 3), count * size * size * 3 / 1e6
     memory_mb = room_mb() if memory_mb is None else memory_mb
@@ -124,51 +114,43 @@ def read(
 
 def _read_parts(
     parts: Sequence[ImageFiles], size: int, pixels: np.ndarray, keep: Callable[[np.ndarray], object]
-) -> tuple[list[Images], list[Example]]:
+) -> tuple[list[Images], list[str]]:
     """Read all `parts` on all cores, and call `keep` with each image that can be read, in order."""
-    found, broken, end = [], list[Example](), 0
+    found, broken, end = [], list[str](), 0
+    total = sum(part.count for part in parts)
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
-        tqdm(total=sum(part.count for part in parts), desc="reading images", unit="image", leave=False) as bar,
+        tqdm(total=total, desc="reading images", unit="image", leave=False) as bar,
     ):
         for part in parts:
-            labels, digests, names = list[int](), list[int](), list[str]()
-            for example in _examples(pool, part, size):
-                bar.update()
-                if example.pixels is None:
-                    broken.append(example)
-                    continue
-                keep(example.pixels)
-                labels.append(example.label)
-                digests.append(example.digest)
-                names.append(example.name)
+            labels, digests, names, examples = list[int](), list[int](), list[str](), enumerate(part.examples())
+            while some := [*islice(examples, AT_ONCE)]:
+                results = pool.map(lambda one: _decoded(one[1][0], size), some)
+                for (number, (source, label)), result in zip(some, results, strict=True):
+                    name = source if isinstance(source, str) else f"image {number}"
+                    bar.update()
+                    if isinstance(result, str):
+                        broken.append(printable(f"{name}: cannot be read: {result}"))
+                    else:
+                        keep(result[0])
+                        labels.append(label)
+                        digests.append(result[1])
+                        names.append(name)
             rows = np.arange(end, end := end + len(labels))
             columns = np.array(labels, np.int32), np.array(digests, np.uint64), np.array(names, object)
             found.append(Images(pixels, *columns, rows))
     return found, broken
 
 
-def _examples(pool: ThreadPoolExecutor, part: ImageFiles, size: int) -> Iterator[Example]:
-    """The images of a part in order, some of them read ahead."""
-    with importing("reading images"):
-        import PIL  # noqa: F401
-
-    def attempt(number: int, source: ImageSource, label: int) -> Example:
-        name = source if isinstance(source, str) else f"image {number}"
-        try:
-            pixels = resized(source, size) if isinstance(source, np.ndarray) else read_photo(source, size)
-            return Example(label, name, pixels, digest(pixels))
-        except MemoryError:
-            raise
-        except Exception as error:  # Pillow raises many types for a damaged image
-            return Example(label, name, None, why_broken=reason(error))
-
-    waiting = deque[Future[Example]]()
-    for number, (source, label) in enumerate(part.examples()):
-        waiting.append(pool.submit(attempt, number, source, label))
-        if len(waiting) > _AHEAD:
-            yield waiting.popleft().result()
-    yield from (future.result() for future in waiting)
+def _decoded(source: ImageSource, size: int) -> tuple[np.ndarray, int] | str:
+    """The pixels of an image and their digest, or why it cannot be read."""
+    try:
+        pixels = resized(source, size) if isinstance(source, np.ndarray) else read_photo(source, size)
+        return pixels, digest(pixels)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises many types for a damaged image
+        return getattr(error, "strerror", None) or first_line(error)
 
 
 def resized(pixels: np.ndarray, size: int) -> np.ndarray:
@@ -176,14 +158,3 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.fromarray(pixels).resize((size, size), BILINEAR))
-
-
-def reason(error: Exception) -> str:
-    """Why an image cannot be read, for which `read_photo` raised `error`."""
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, UnidentifiedImageError):
-        return f"is not a {KINDS} image, whatever its name says"
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be read: {error.strerror}"
-    return f"cannot be read as an image: {first_line(error).rstrip('.')}"

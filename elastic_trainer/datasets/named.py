@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastic_trainer.datasets import sources
+from elastic_trainer.datasets import image_folder, sources
 from elastic_trainer.datasets.images import NO_IMAGES
 from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.settings import Settings
@@ -26,26 +26,15 @@ class DatasetEntry:
     is_folder: bool = False  # its images are the files in `data_dir`
 
 
-def _read_folder(settings: Settings) -> DataSource:
-    from elastic_trainer.datasets.image_folder import read_image_folder
-
-    return read_image_folder(settings.data_dir, settings.test_fraction)
-
-
-_TFDS = DatasetEntry(
-    lambda settings: sources.read_tfds(settings.dataset_name, settings.data_dir),
-    lambda settings: sources.tfds_classes(settings.dataset_name, settings.data_dir),
-    flags=("data_dir",),
-    is_tfds=True,
-)
+_TFDS = DatasetEntry(sources.read_tfds, sources.tfds_classes, flags=("data_dir",), is_tfds=True)
 DATASETS: dict[str, DatasetEntry] = {
     "caltech_birds2011": _TFDS,  # the paper's data sets
     "oxford_iiit_pet": _TFDS,
     "stanford_dogs": _TFDS,
-    "digits": DatasetEntry(lambda _: sources.read_digits(), lambda _: [str(digit) for digit in range(10)], "demo"),
+    "digits": DatasetEntry(sources.read_digits, lambda _: sources.DIGITS, "demo"),
     "image_folder": DatasetEntry(
-        _read_folder,
-        lambda settings: _read_folder(settings).class_names,
+        image_folder.read_image_folder,
+        lambda settings: image_folder.read_image_folder(settings).class_names,
         "photos",
         ("data_dir", "test_fraction"),
         is_folder=True,
@@ -68,19 +57,14 @@ def find(settings: Settings) -> DataSource:
 
 def find_to_test(settings: Settings, class_names: Sequence[str] | None, has_record: bool = True) -> DataSource:
     """The images of a data set to test a model on: its test part, or what `image_folder.read_to_test` finds."""
-    if not DATASETS[settings.dataset_name].is_folder:
-        return find(settings)._replace(train=NO_IMAGES)
-    from elastic_trainer.datasets.image_folder import read_to_test
-
-    return read_to_test(settings.data_dir, settings.test_fraction, class_names, has_record)
-
-
-def check_available(settings: Settings) -> None:
-    """Raise `UserError` now if a data set is to be downloaded and that is not possible; a try costs half a minute."""
-    if DATASETS[settings.dataset_name].is_tfds:
-        sources.check_download(settings.dataset_name, settings.data_dir)
+    if DATASETS[settings.dataset_name].is_folder:
+        return image_folder.read_to_test(settings, class_names, has_record)
+    return find(settings)._replace(train=NO_IMAGES)
 
 
 def count_training_images(settings: Settings) -> int | None:
     """About how many images of an image folder there are to train on, by the number of files; None for others."""
-    return find(settings).counts[0] if DATASETS[settings.dataset_name].is_folder else None
+    if not DATASETS[settings.dataset_name].is_folder:
+        return None
+    source = find(settings)
+    return source.train.count - round((source.test_fraction or 0.0) * source.train.count)

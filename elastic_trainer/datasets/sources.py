@@ -10,44 +10,38 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from elastic_trainer.datasets.images import ImageFiles
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError, importing
 from elastic_trainer.system.machine import load_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-ANSWER_SECONDS = 15  # that the host of a data set may take
 _SPLIT_SEED = 0  # of the digits, whatever --seed is: runs of every seed are tested on the same images
+DIGITS = [str(digit) for digit in range(10)]
+ANSWER_SECONDS = 15  # that the host of a data set may take
 
 
 class DataSource(NamedTuple):
     """The images of all parts, not yet read; a label is an index into `class_names`.
 
-    `test` chooses the best model, and tests it unless `tested_later` images do, once, after training. There are none to
-    train on where a model is only tested.
+    `test` chooses the best model, and tests it unless `tested_later` images do, once, after training. There may be none
+    to train on where a model is only tested.
     """
 
     class_names: Sequence[str]
     train: ImageFiles
     test: ImageFiles
     test_fraction: float | None = None  # instead of `test`: the share of `train` that is for testing, by its content
-    only_tests: bool = False  # there are none to train on, or they are left out once it is known which these are
     tested_later: int = 0
     notes: Sequence[str] = ()  # lines for the user
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """About how many images are for training, and for testing."""
-        tested = round((self.test_fraction or 0.0) * self.train.count)
-        return self.train.count - tested, self.test.count + tested
 
-
-def read_digits() -> DataSource:
+def read_digits(_: Settings) -> DataSource:
     """The 1,797 digits (8×8, grey) as RGB images, half of them for training, stratified by class."""
     with importing("--dataset_name digits"):
         from sklearn.datasets import load_digits
@@ -60,7 +54,7 @@ def read_digits() -> DataSource:
         ImageFiles(len(labels), partial(zip, pixels, labels.tolist(), strict=True))
         for pixels, labels in ((parts[0], parts[2]), (parts[1], parts[3]))
     )
-    return DataSource([str(digit) for digit in range(10)], train, test)
+    return DataSource(DIGITS, train, test)
 
 
 # --- tensorflow-datasets ----------------------------------------------------------------------------------------------
@@ -74,9 +68,9 @@ def _builder(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     return tfds.builder(name, data_dir=data_dir)
 
 
-def tfds_classes(name: str, data_dir: Path | None) -> list[str]:
+def tfds_classes(settings: Settings) -> list[str]:
     """Names of the classes of a data set, whether or not it is prepared."""
-    return _builder(name, data_dir).info.features["label"].names
+    return _builder(settings.dataset_name, settings.data_dir).info.features["label"].names
 
 
 def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
@@ -85,58 +79,33 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
     Raises `UserError`, which says what to download by hand and where to put it, if a download fails, or if a file does
     not have the published checksum.
     """
-    builder = check_download(name, data_dir)
+    builder = _builder(name, data_dir)
+    import requests
     import tensorflow_datasets as tfds
 
-    downloads = _downloads(builder)
+    root = Path(builder.data_dir).parents[1]
+    manual = root / "downloads/manual"
+    are_there = all((manual / info.filename).is_file() for info in builder.url_infos.values())
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # the error below is enough; urllib3 warns at each attempt
     try:
-        config = tfds.download.DownloadConfig(manual_dir=downloads / "manual")
-        builder.download_and_prepare(download_dir=downloads, download_config=config)
+        if not are_there and not Path(builder.data_dir).is_dir():  # TFDS itself tries for minutes
+            requests.head(next(iter(builder.url_infos)), timeout=ANSWER_SECONDS)
+        config = tfds.download.DownloadConfig(manual_dir=manual)
+        builder.download_and_prepare(download_dir=root / "downloads", download_config=config)
     except Exception as error:  # TFDS raises many types when a download or a file fails
-        raise _not_prepared(name, builder, error) from error
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
+        raise UserError(
+            f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare "
+            f"it on a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put "
+            f"into {manual}: {files}; --dataset_name digits needs no download"
+        ) from error
     return builder
 
 
-def _downloads(builder: tfds.core.DatasetBuilder) -> Path:
-    return Path(builder.data_dir).parents[1] / "downloads"
-
-
-def check_download(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
-    """The builder of a data set. Raises `UserError` if files are missing and no host answers; TFDS tries minutes."""
-    builder = _builder(name, data_dir)
-    downloads = _downloads(builder)
-    urls = {info.filename: url for url, info in builder.url_infos.items()}
-    missing = [url for file, url in urls.items() if not (downloads / "manual" / file).is_file()]
-    is_there = Path(builder.data_dir).is_dir() or len([*downloads.rglob("*.INFO")]) >= len(missing)  # one for each file
-    if is_there:
-        return builder
-    import requests
-
-    failure: Exception | None = None
-    for url in {urlsplit(url).hostname: url for url in builder.url_infos}.values():
-        try:
-            requests.head(url, timeout=ANSWER_SECONDS)
-            return builder
-        except requests.RequestException as error:
-            failure = error
-    assert failure is not None, "a data set has files"
-    raise _not_prepared(name, builder, failure) from failure
-
-
-def _not_prepared(name: str, builder: tfds.core.DatasetBuilder, error: Exception) -> UserError:
-    root, why = _downloads(builder).parent, " ".join(str(error).split())[:300] or type(error).__name__
-    files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
-    return UserError(
-        f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare it on "
-        f"a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put into "
-        f"{root / 'downloads/manual'}: {files}; --dataset_name digits needs no download"
-    )
-
-
-def read_tfds(name: str, data_dir: Path | None) -> DataSource:
+def read_tfds(settings: Settings) -> DataSource:
     """The train and test splits of a data set, prepared first if necessary."""
-    builder = prepare_tfds(name, data_dir)
+    builder = prepare_tfds(settings.dataset_name, settings.data_dir)
     import tensorflow_datasets as tfds
 
     config = tfds.ReadConfig(interleave_cycle_length=1)  # the same order on every machine
@@ -149,7 +118,6 @@ def read_tfds(name: str, data_dir: Path | None) -> DataSource:
             yield example["image"], int(example["label"])
 
     train, test = (
-        ImageFiles(split.num_examples, partial(examples, split.name))
-        for split in (builder.info.splits["train"], builder.info.splits["test"])
+        ImageFiles(builder.info.splits[part].num_examples, partial(examples, part)) for part in ("train", "test")
     )
     return DataSource(builder.info.features["label"].names, train, test)

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastic_trainer.datasets.batches import ShuffledData, Structure, mapped
+from elastic_trainer.datasets.batches import ArrayData, ShuffledData, Structure, mapped
 from elastic_trainer.engine.optimizers import unscaled
 from elastic_trainer.networks.graphs import needed_operations, written_variables
 from elastic_trainer.networks.tensors import head_mask
@@ -249,10 +249,8 @@ def task_of(model: keras.Model | Task, data: ShuffledData) -> Task:
     """
     if isinstance(model, Task):
         return model
-    from elastic_trainer.datasets.array_data import ArrayData
-
     if isinstance(data, ArrayData):
         return CompiledTask(model, *data.specs)
     if getattr(model, "compiled", False):
-        raise UserError("a compiled model takes its examples from datasets.array_data.ArrayData")
+        raise UserError("a compiled model takes its examples from elastic_trainer.ArrayData")
     return ImageClassification(model)

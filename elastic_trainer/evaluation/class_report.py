@@ -6,14 +6,13 @@ It shows users who train on their own photos which classes need more or better i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from elastic_trainer.evaluation.pictures import draw_confusion, draw_mistakes, shortened
-from elastic_trainer.evaluation.predictions import Predictions, output_names, predict
+from elastic_trainer.evaluation.predictions import Predictions, predict
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.system.files import atomic_path, save_figure, write_csv, write_json, writing
 from elastic_trainer.system.machine import environment
@@ -28,8 +27,7 @@ SHOWN_CLASSES = 20  # rows of the printed table
 COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
 
 
-@dataclass(frozen=True)
-class ClassResult:
+class ClassResult(NamedTuple):
     """The result of one class: a row of classes.csv, with `COLUMNS`."""
 
     index: int
@@ -44,16 +42,17 @@ class ClassResult:
 
 
 def confusion(predictions: Predictions, classes: int) -> np.ndarray:
-    """Counts [true class, predicted class] of a data set of `classes`, up to the highest output that was predicted."""
-    outputs = max(int(predictions.predicted.max()) + 1, classes)
-    counts = np.zeros((outputs, outputs), int)
+    """Counts [true class, predicted class] of a data set of `classes`."""
+    counts = np.zeros((classes, classes), int)
     np.add.at(counts, (predictions.labels, predictions.predicted), 1)
     return counts
 
 
-def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> list[ClassResult]:
-    """The result of each of the data set's `classes`, lowest F1 first; those without (no test image, never predicted)
-    come last. `counts`: see `confusion`; `names` are of all outputs."""
+def class_results(counts: np.ndarray, names: Sequence[str]) -> list[ClassResult]:
+    """The result of each class, lowest F1 first; those without (no test image, never predicted) come last.
+
+    `counts`: see `confusion`.
+    """
     correct, images, predicted = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
     wrong = counts - np.diag(correct)
     results = [
@@ -68,7 +67,7 @@ def class_results(counts: np.ndarray, names: Sequence[str], classes: int) -> lis
             taken_for=names[wrong[k].argmax()] if wrong[k].any() else None,
             taken_for_count=int(wrong[k].max()),
         )
-        for k, name in enumerate(names[:classes])
+        for k, name in enumerate(names)
     ]
     return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
 
@@ -81,15 +80,14 @@ def report(evaluation: Evaluation, model: keras.Model, dataset: ImageData) -> st
     return write_report(predict(model, dataset), dataset.class_names, evaluation.folder / "evaluation", record)
 
 
-def write_report(predictions: Predictions, class_names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
+def write_report(predictions: Predictions, names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:
     """Write the files of an evaluation and return the text to print.
 
     Files: classes.csv, confusion.csv, confusion.pdf, confusion.png, mistakes.png (if there are any mistakes) and
-    evaluation.json (`record`, the totals and the environment).
+    evaluation.json (`record`, the totals and the environment). `names` are those of the classes.
     """
-    counts = confusion(predictions, len(class_names))
-    names = output_names(class_names, len(counts))
-    results = class_results(counts, names, len(class_names))
+    counts = confusion(predictions, len(names))
+    results = class_results(counts, names)
     tested, count = [result for result in results if result.support], len(predictions.labels)
     totals = {
         "test_images": count,
@@ -99,7 +97,7 @@ def write_report(predictions: Predictions, class_names: Sequence[str], folder: P
         "macro_f1": float(np.mean([result.f1 for result in tested])),
         "classes_without_test_images": len(results) - len(tested),
     }
-    write_csv(folder / "classes.csv", COLUMNS, map(astuple, results))
+    write_csv(folder / "classes.csv", COLUMNS, results)
     rows = ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     write_csv(folder / "confusion.csv", ("true class \\ predicted", *names), rows)
     save_figure(draw_confusion(counts, names), folder / "confusion")

@@ -1,8 +1,9 @@
 """Exports a trained model to TensorFlow Lite (LiteRT) and checks that the files predict what the model predicts.
 
-Two files: `model.tflite` in float32, and `model_dynamic.tflite` with 8-bit weights (dynamic-range quantisation:
-activations stay float and are quantised at run time). Both take one image, float32 [1, size, size, 3] in 0…255, and
-return logits, float32 [1, classes]. They contain neither augmentation nor dropout. `labels.txt` names the classes.
+`model.tflite` is in float32, `model_dynamic.tflite` has 8-bit weights (dynamic-range quantisation: activations stay
+float and are quantised at run time). Both take one image, float32 [1, size, size, 3] in 0…255, and return logits,
+float32 [1, classes]. In `model_int8.tflite` all is int8, the image and the logits too; their scales and zero points are
+in the file. They contain neither augmentation nor dropout. `labels.txt` names the classes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.evaluation.predictions import forward_function, output_names
+from elastic_trainer.datasets.image_data import ImageData, evenly
+from elastic_trainer.evaluation.predictions import forward_function
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.networks.tflite import convert
+from elastic_trainer.networks.tflite import CALIBRATING_IMAGES, convert
 from elastic_trainer.system.files import atomic_path, write_json, write_text
 from elastic_trainer.system.machine import environment, silenced
 
 MAX_CHECKED_IMAGES = 1000  # test images that each file predicts, evenly spread over the split
 MIN_IMAGES = 100  # of which an accuracy says something; the table has none of fewer
 CHECKING_SHARE = 0.5  # of the time left before a deadline; the rest is for writing
-FILES = ("model.tflite", "model_dynamic.tflite")
+FLOAT, DYNAMIC, INT8 = "model.tflite", "model_dynamic.tflite", "model_int8.tflite"
 RESULTS = {  # of Keras and each file: key in export.json -> title and format in the printed table
     "accuracy": ("accuracy", ".1%"),
     "same_class_share": ("same class as Keras", ".2%"),
@@ -52,50 +53,70 @@ class Interpreter:
             warnings.simplefilter("ignore")
             self._interpreter = make(model_content=content, num_threads=1)
             self._interpreter.allocate_tensors()
-        self.input = self._interpreter.get_input_details()[0]
-        self._output = self._interpreter.get_output_details()[0]["index"]
+        [self.input], [self.output] = self._interpreter.get_input_details(), self._interpreter.get_output_details()
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """Logits [classes] of one image float32 [size, size, 3] in 0…255."""
+        scale, zero = self.input["quantization"]  # 0 of a float32
+        if scale:
+            image = (image / scale + zero).round().clip(-128, 127).astype(np.int8)
         self._interpreter.set_tensor(self.input["index"], image[None])
         self._interpreter.invoke()
-        return self._interpreter.get_tensor(self._output)[0]
+        logits = self._interpreter.get_tensor(self.output["index"])[0]
+        scale, zero = self.output["quantization"]
+        return np.float32(scale) * (logits.astype(np.float32) - zero) if scale else logits
 
 
-def export_tflite(model: keras.Model, dataset: ImageData, folder: Path, source: str, seconds: float = math.inf) -> str:
-    """Write both files, labels.txt and export.json to `folder`, check the files, and return the text to print.
+def export_tflite(
+    model: keras.Model,
+    dataset: ImageData,
+    folder: Path,
+    source: str,
+    seconds: float = math.inf,
+    trained: ImageData | None = None,
+    *,
+    is_int8: bool = False,
+) -> str:
+    """Write the files, labels.txt and a record to `folder`, check the files, and return the text to print.
 
     Args:
         model: from images [batch, size, size, 3] to logits.
-        dataset: Keras and both files predict its test images, and the results are compared.
+        dataset: Keras and the files predict its test images, and the results are compared.
         folder: where the files are written.
         source: where the model comes from, for the record.
-        seconds: left before a deadline. If they are few, fewer images are checked; both files are written in any case.
+        seconds: left before a deadline. If they are few, fewer images are checked; the files are written in any case.
+        trained: the images that the model was trained on, if they are read.
+        is_int8: write an int8 file, too. Images of `trained` calibrate it, else those of `dataset`.
     """
     end = time.perf_counter() + CHECKING_SHARE * seconds
-    files = dict(zip(FILES, convert(model, False, True), strict=True))
+    kinds: dict[str, bool | np.ndarray] = {FLOAT: False, DYNAMIC: True}
+    notes = [f"{source} for TensorFlow Lite in {folder}:"]
+    if is_int8:
+        calibrating = trained or dataset
+        kinds[INT8] = images = calibrating.images_to_calibrate(CALIBRATING_IMAGES)
+        which = "training" if calibrating.train_count else "test"
+        notes.append(f"{INT8} is calibrated on {len(images)} {which} images")
+    files = dict(zip(kinds, convert(model, *kinds.values()), strict=True))
     for name, content in files.items():
         with atomic_path(folder / name) as temporary:
             temporary.write_bytes(content)
-    names = output_names(dataset.class_names, model.output_shape[-1])
-    write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))
+    write_text(folder / "labels.txt", "".join(f"{name}\n" for name in dataset.class_names))
     record = {
         "model": source,
         "dataset_name": dataset.name,
         "input": [1, *model.input_shape[1:]],
-        "outputs": len(names),
+        "outputs": dataset.num_classes,
         "test_images": dataset.test_count,
         **_compare(model, files, *checked_images(dataset), end),
         "environment": environment(),
     }
-    write_json(folder / "export.json", record)
-    return "\n".join([f"{source} for TensorFlow Lite in {folder}:", *_report(record)])
+    write_json(folder / ("export_int8.json" if is_int8 else "export.json"), record)
+    return "\n".join([*notes, *_report(record, [*files])])
 
 
 def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
     """Up to `most` test images, evenly spread over the split: float32 [images, size, size, 3], and labels [images]."""
-    chosen = np.unique(np.linspace(0, dataset.test_count - 1, min(most, dataset.test_count)).round().astype(int))
-    batch = dataset.test_batch(chosen)
+    batch = dataset.test_batch(evenly(dataset.test_count, most))
     return batch.inputs.numpy(), batch.targets.numpy()
 
 
@@ -137,18 +158,18 @@ def _compare(
     return {**rows, "largest_logit": float(np.abs(expected).max()), "checked_images": checked}
 
 
-def _report(record: dict[str, Any]) -> list[str]:
+def _report(record: dict[str, Any], files: list[str]) -> list[str]:
     """The lines of the printed table, and a warning, by what export.json contains."""
     is_shown = record["checked_images"] >= MIN_IMAGES
     shown = {key: about for key, about in RESULTS.items() if is_shown or key != "accuracy"}
     table = [["file", "MB", *(title for title, _ in shown.values())]]
-    for name in ("keras", *FILES):
+    for name in ("keras", *files):
         row = record[name]
-        size = f"{row['bytes'] / 1e6:.2f}" if name in FILES else "-"
+        size = f"{row['bytes'] / 1e6:.2f}" if name in files else "-"
         table.append([name, size, *(format(row[key], form) for key, (_, form) in shown.items())])
-    largest, first = record["largest_logit"], record[FILES[0]]
+    largest, first = record["largest_logit"], record[FLOAT]
     line = f"checked on {record['checked_images']} images, with {first['runtime']}; logits are up to {largest:.3g}"
     lines = [*text_table(table), line]
     if first["largest_logit_difference"] > 1e-3 * max(largest, 1.0):
-        lines.append(f"warning: {FILES[0]} differs from Keras by more than rounding")
+        lines.append(f"warning: {FLOAT} differs from Keras by more than rounding")
     return lines

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTED_CLASSES = 15  # the matrix shows counts in its cells up to this many classes
-MIN_FONT = 5.0  # points; smaller class names cannot be read
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     """The confusion matrix; each row is normalised by its true class.
 
-    With at most `COUNTED_CLASSES` classes, the cells show the `counts` [true class, predicted class]. The axes show
-    class names if these can be read, else class numbers.
+    With at most `COUNTED_CLASSES` classes, the cells show the `counts` [true class, predicted class]. Names of many
+    classes can be read in the PDF alone.
     """
     with importing("drawing a confusion matrix"):
         from matplotlib.colors import PowerNorm
@@ -36,15 +35,14 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The colour follows the square root of the share: otherwise 2 % would look like 0.
     drawn = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    counted, unnamed = classes <= COUNTED_CLASSES, "" if font >= MIN_FONT else " (numbers as in classes.csv)"
+    counted = classes <= COUNTED_CLASSES
     shown = "number" if counted else "share"
     axes.set_title(f"{shown} of each true class (row) predicted as each class (column)", fontsize=9)
-    axes.set_xlabel(f"predicted class{unnamed}")
-    axes.set_ylabel(f"true class{unnamed}")
-    if not unnamed:
-        short = [_label(name, 24) for name in names]
-        axes.set_xticks(range(classes), short, rotation=90, fontsize=font)
-        axes.set_yticks(range(classes), short, fontsize=font)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    short = [_label(name, 24) for name in names]
+    axes.set_xticks(range(classes), short, rotation=90, fontsize=font)
+    axes.set_yticks(range(classes), short, fontsize=font)
     if counted:
         for row, column in np.argwhere(counts):
             colour = "white" if shares[row, column] > 0.35 else "black"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +35,6 @@ class Predictions:
     def mistakes(self) -> int:
         """Number of misclassified images, including those that are not in `worst`."""
         return int((self.labels != self.predicted).sum())
-
-
-def output_names(class_names: Sequence[str], outputs: int) -> list[str]:
-    """`class_names`, followed by "output k" for each of the `outputs` beyond the classes of the data set."""
-    return [*class_names, *(f"output {k}" for k in range(len(class_names), outputs))]
 
 
 def forward_function(model: keras.Model, batch_size: int | None) -> Any:

@@ -11,35 +11,46 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import keras
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from elastic_trainer.system.errors import UserError, first_line
 from elastic_trainer.system.machine import silenced
 
+CALIBRATING_IMAGES = 100  # by which the scales of an int8 file are found
 
-def convert(model: keras.Model, *quantise: bool) -> list[bytes]:
+
+def convert(model: keras.Model, *quantise: bool | np.ndarray) -> list[bytes]:
     """TensorFlow Lite files of `model`, one for each of `quantise`: whether its weights have 8 bits.
 
-    They map an image float32 [1, size, size, 3] in 0…255 to logits [1, classes].
+    They map an image float32 [1, size, size, 3] in 0…255 to logits [1, classes]. With images float32 [n, size, size, 3]
+    instead, which calibrate it, all of the file has 8 bits, the image and the logits too.
 
     Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
     """
-    what = "--export tflite: TensorFlow Lite cannot run this model"
+    is_int8 = any(isinstance(each, np.ndarray) for each in quantise)
+    what = f"--export tflite{'_int8' if is_int8 else ''}: TensorFlow Lite cannot run this model"
     return convert_function(model, lambda image: {"logits": model(image, training=False)}, what, *quantise)
 
 
-def conversion_seconds(model: keras.Model) -> float:
-    """Wall time of converting `model` to both files on this device now."""
+def conversion_seconds(model: keras.Model, is_int8: bool = False) -> float:
+    """Wall time of converting `model` to both files on this device now, and to one of int8, if that `is_int8`."""
     start = time.perf_counter()
-    convert(model, False, True)
+    shape = (CALIBRATING_IMAGES * is_int8, *model.input_shape[1:])
+    images = np.random.default_rng(0).uniform(0, 255, shape).astype(np.float32)
+    convert(model, False, True, *([images] if is_int8 else []))
     return time.perf_counter() - start
 
 
 def convert_function(
-    model: keras.Model, function: Callable[[tf.Tensor], dict[str, tf.Tensor]], what: str, *quantise: bool
+    model: keras.Model,
+    function: Callable[[tf.Tensor], dict[str, tf.Tensor]],
+    what: str,
+    *quantise: bool | np.ndarray,
 ) -> list[bytes]:
     """As `convert`, of a `function` of one image that calls `model`; `what` starts the message of the error."""
     module, spec = tf.Module(), tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
@@ -55,7 +66,11 @@ def convert_function(
                 converter = tf.lite.TFLiteConverter.from_concrete_functions(
                     [module.infer.get_concrete_function()], module
                 )
-                converter.optimizations = [tf.lite.Optimize.DEFAULT] if each else []
+                converter.optimizations = [] if each is False else [tf.lite.Optimize.DEFAULT]
+                if isinstance(each, np.ndarray):
+                    converter.representative_dataset = partial(map, lambda image: [image[None]], each)
+                    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+                    converter.inference_input_type = converter.inference_output_type = tf.int8
                 files.append(converter.convert())
     return files
 

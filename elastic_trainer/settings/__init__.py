@@ -168,9 +168,9 @@ class Settings:
         "for your own network"), is_free=True)
     export: str | None = flag(None, OUTPUT, str, "FORMAT", (
         "`tflite`: write the best model for TensorFlow Lite and [check "
-        "it](evaluate_and_export.md#export-to-tensorflow-lite); "
-        "also saves `best.keras`. `board`: do not train; write the folder from which [a board "
-        "trains](small_boards.md) in LiteRT, or in the TensorFlow that it has, from 2.6 on"),
+        "it](evaluate_and_export.md#export-to-tensorflow-lite); also saves `best.keras`. `tflite_int8`: also one in "
+        "integers alone. `board`: do not train; write the folder from which [a board trains](small_boards.md) in "
+        "LiteRT, or in the TensorFlow that it has, from 2.6 on"),
         is_free=True, evaluate="given")
     evaluate: Path | None = flag(None, OUTPUT, Path, "PATH", (
         "do not train; [test](evaluate_and_export.md#evaluate-a-model) the best model in this run's folder, or this "

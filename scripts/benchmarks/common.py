@@ -88,6 +88,9 @@ def few_digits(network: Settings, steps: int) -> ImageData:
     digits = data.load(replace(network, dataset_name="digits", augment="none"))
     train, test = (
         split.part(np.arange(count))
-        for split, count in ((digits._train, steps * network.batch_size), (digits._test, network.batch_size))
+        for split, count in (
+            (digits.train_images, steps * network.batch_size),
+            (digits.test_images, network.batch_size),
+        )
     )
     return ImageData("digits", digits.class_names, train, test, network.batch_size, network.seed)

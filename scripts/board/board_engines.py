@@ -66,7 +66,6 @@ class LiteRT(Network):
         except (ValueError, RuntimeError, OSError) as error:
             fail(f"{HERE / self.file}: cannot be loaded: {first_line(error)}")
         self.runners: Dict[str, Any] = {}
-        self.known: Dict[str, Any] = {}
         super().__init__(record)
 
     def runner(self, name):
@@ -78,10 +77,8 @@ class LiteRT(Network):
         return self.runner(name)(**values)
 
     def shapes(self, name):
-        if name not in self.known:
-            details = self.runner(name).get_input_details().items()
-            self.known[name] = {key: tuple(one["shape"]) for key, one in details}
-        return self.known[name]
+        details = self.runner(name).get_input_details()
+        return {key: tuple(one["shape"]) for key, one in details.items()}
 
 
 class TensorFlow(Network):

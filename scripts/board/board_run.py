@@ -31,11 +31,9 @@ class Run:
                 f"--data_dir: has {len(examples.train)} photos to train on, and a step takes {self.batch}; add some"
             )
         self.planned = self.epoch_steps * self.recipe["num_epochs"]
-        self.state: Dict[str, Any] = {"step": 0, "seconds": 0.0, "validation": [], "epochs": [], "sums": [0.0, 0.0]}
-        self.state.update(
-            steps=self.planned, ended=False, best=None
-        )  # True: only results are left; of the best weights
-        self.state.update(start=None, fitting=0.0)  # before training; seconds of the last fit
+        self.state: Dict[str, Any] = {"step": 0, "steps": self.planned, "seconds": 0.0, "validation": [], "epochs": []}
+        # Seconds of the last fit; whether only results are left; of the best weights; before training.
+        self.state.update(sums=[0.0, 0.0], fitting=0.0, ended=False, best=None, start=None)
 
     def save(self):
         start = time.monotonic()
@@ -44,9 +42,7 @@ class Run:
         text = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
         device.replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
         self.saved = time.monotonic()
-        # Another such file, half of it as weights, and the network.
-        model_bytes = 0 if self.record["offsets"] is None else (device.HERE / "inference.tflite").stat().st_size
-        self.finishing = (self.saved - start) * (2 + model_bytes / self.path.stat().st_size)
+        self.finishing = 3 * (self.saved - start)  # another such file, its weights, and the network
 
     def resume(self):
         """Continue from the checkpoint; from its end if only the results are left to write.

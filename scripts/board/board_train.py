@@ -15,7 +15,7 @@ from board_device import HERE, catch_signals, fail, first_line, lock, read_recor
 
 try:
     from board_engines import ENGINES, find_engine
-    from board_photos import Examples, find_photos
+    from board_photos import Examples, photos_in
     from board_run import Run
 except ImportError as missing:
     sys.exit(f"board_train.py: error: {missing}; run: pip install numpy pillow")
@@ -64,7 +64,7 @@ def main():
         fail(f"--output {output}: has an unfinished run; continue it with --resume, or give another folder")
     if (output / "result.json").exists() and not checkpoint.exists():
         fail(f"--output {output}: has a finished run; give another folder")
-    examples = Examples(find_photos(args.data_dir, record["classes"]), record, output, args)
+    examples = Examples(photos_in(args.data_dir, record["classes"]), record, output, args)
     run = Run(record, output, args, args.engine(record, args.threads), examples)
     if checkpoint.exists():
         run.resume()

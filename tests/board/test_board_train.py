@@ -200,7 +200,7 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
     with pytest.raises(UserError, match=r"few.npz: is damaged, or no weights.npz of a board"):
         load_board(tmp_path / "few.npz")
     record = json.loads((tmp_path / "board.json").read_text())
-    write_json(tmp_path / "board.json", {**record, "classes": ["elk", *NAMES[1:]]})
+    write_json(tmp_path / "board.json", {**record, "format": 2})
     with pytest.raises(UserError, match=r"board.json: is damaged or of another version; copy the folder"):
         load_board(tmp_path / "weights.npz")
 
@@ -208,7 +208,7 @@ def test_weights_of_another_export_are_refused(trained, exported, tmp_path):
 def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
     three_wheels, exported, photos, tmp_path
 ):
-    divided, name = tmp_path / "photos", "valid"
+    divided, name = tmp_path / "photos", "Dev-set"
     for place, first, end in (("train", 0, 12), (name, 12, 15), ("test", 15, 20)):
         for label in NAMES:
             (divided / place / label).mkdir(parents=True)
@@ -225,26 +225,21 @@ def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
     assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos not used to choose it" in done.stdout
 
 
-def test_a_board_tells_classes_from_parts_as_main_does(board_modules, photos, tmp_path, capsys):
+def test_a_board_finds_the_photos_of_each_part_as_main_does(board_modules, photos, tmp_path, capsys):
     for label, named in zip(NAMES, ("train", "valid", "cat"), strict=True):
         shutil.copytree(photos / label, tmp_path / named)
-    found = board_modules.photos.find_photos(tmp_path, ["cat", "train", "valid"])
-    assert len(found) == 60 and {one[4] for one in found} == {None} and not capsys.readouterr().out
-    shutil.copytree(photos, tmp_path / "more" / "train")
-    shutil.copytree(photos, tmp_path / "more" / "test")
-    found = board_modules.photos.find_photos(tmp_path / "more", NAMES)
-    assert [one[4] for one in found] == ["choose"] * 60 + ["train"] * 60
-    assert capsys.readouterr().out.endswith("test chooses the best model and tests it\n")
+    found = board_modules.photos.photos_in(tmp_path, ["cat", "train", "valid"])
+    assert [one.label for one in found] == [0] * 20 + [1] * 20 + [2] * 20 and {one.part for one in found} == {None}
+    assert "read as a class: 'train', 'valid'\n" in capsys.readouterr().out
+    for named, parts in (("train", [None]), ("test", ["train", "choose"]), ("Dev", ["train", "choose", "test"])):
+        shutil.copytree(photos, tmp_path / "more" / named)
+        found = board_modules.photos.photos_in(tmp_path / "more", NAMES)
+        assert [one.part for one in found] == [part for part in parts for _ in range(60)]
     (tmp_path / "names" / "cafe\u0301").mkdir(parents=True)
     (tmp_path / "names" / "caf\u00e9").mkdir()
     for k, folder in enumerate((tmp_path / "names").iterdir()):
         shutil.copy(photos / "ant" / f"{k}.png", folder)
-    assert [one[3] for one in board_modules.photos.find_photos(tmp_path / "names", ["ant", "caf\u00e9"])] == [1, 1]
-    for name in ("val", "validation"):
-        place = shutil.copytree(photos, tmp_path / "more" / name)
-        found = board_modules.photos.find_photos(tmp_path / "more", NAMES)
-        assert [one[4] for one in found] == ["test"] * 60 + ["train"] * 60 + ["choose"] * 60
-        place.rename(tmp_path / name)
+    assert [one.label for one in board_modules.photos.photos_in(tmp_path / "names", ["ant", "caf\u00e9"])] == [1, 1]
 
 
 def test_a_head_fitted_in_blocks_is_that_of_all_photos(board_modules, monkeypatch):

@@ -55,7 +55,6 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     optimizer.build(model.trainable_variables)
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
     inference = inference_file(model, trained)
-    assert inference is not None
     functions = TrainingFunctions(model, optimizer, mask, PART, inference.arrays)
     assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
     content = functions.litert_file()
@@ -229,7 +228,6 @@ def test_the_file_for_inference_predicts_with_the_arrays_that_it_gets(block):
     model = keras.Model(images, keras.layers.Dense(CLASSES)(features))
     trained = model.trainable_variables
     inference = inference_file(model, trained)
-    assert inference is not None
     rng = np.random.default_rng(1)
     for variable in trained:
         variable.assign(rng.normal(0, 0.5, variable.shape))

@@ -9,7 +9,7 @@ from PIL import Image
 from small_images import encoded
 
 from elastic_trainer.datasets import images
-from elastic_trainer.datasets.digests import digest
+from elastic_trainer.datasets.decoding import digest
 from elastic_trainer.datasets.images import ImageFiles, Images
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.memory import resident_memory_mb
@@ -28,7 +28,7 @@ def split(tmp_path):
 
 
 def pixels_of(part):
-    return part.take(np.arange(len(part.labels)))
+    return part[np.arange(len(part))]
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
@@ -45,8 +45,8 @@ def test_images_are_read_in_order_with_their_labels_and_broken_ones_are_left_out
     for part in parts:
         assert [*part.digests] == [digest(image) for image in pixels_of(part)]
         assert isinstance(part.pixels, np.memmap) != in_memory
-    assert [str(one).partition(": ")[0] for one in broken] == [str(tmp_path / "3.png"), str(tmp_path / "10.png")]
-    assert broken[0].why_broken.startswith("cannot be read as an image: ")
+    assert [one.partition(": ")[0] for one in broken] == [str(tmp_path / "3.png"), str(tmp_path / "10.png")]
+    assert broken[0].startswith(f"{tmp_path}/3.png: cannot be read: ")
     if in_memory:
         assert not (tmp_path / "cache").exists()
     else:
@@ -62,7 +62,7 @@ def test_images_from_a_file_take_no_memory_of_the_process(tmp_path):
     before_mb = resident_memory_mb() or 0.0
     for start in range(0, 350, 10):
         rows = np.arange(start, start + 10)
-        np.testing.assert_array_equal(in_file.take(rows), pixels[50:][rows])
+        np.testing.assert_array_equal(in_file[rows], pixels[50:][rows])
     assert (resident_memory_mb() or 0.0) - before_mb < 30
 
 

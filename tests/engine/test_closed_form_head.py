@@ -72,12 +72,12 @@ def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():
     for was, now in zip(before, values(model.variables), strict=True):
         np.testing.assert_array_equal(was, now)
     below = keras.Model(model.inputs, found.layer.input)
-    features = below(data._train.pixels.astype(np.float32), training=False).numpy()
-    expected = fit_head(features, data._train.labels, CLASSES)
+    features = below(data.train_images.pixels.astype(np.float32), training=False).numpy()
+    expected = fit_head(features, data.train_images.labels, CLASSES)
     np.testing.assert_allclose(found.head.kernel, expected.kernel, rtol=1e-3, atol=1e-4)
     found.assign()
-    logits = model(data._train.pixels.astype(np.float32), training=False).numpy()
-    assert np.mean(logits.argmax(axis=1) == data._train.labels) == found.accuracy
+    logits = model(data.train_images.pixels.astype(np.float32), training=False).numpy()
+    assert np.mean(logits.argmax(axis=1) == data.train_images.labels) == found.accuracy
 
 
 @pytest.mark.parametrize("end", ["softmax", "activation", "twice", "no bias", "too wide"])

@@ -17,7 +17,9 @@ layers = keras.layers
 
 def images(augment="flip", count=24, **more):
     plain = make_small_data(count)
-    return ImageData("small", plain.class_names, plain._train, plain._test, BATCH, 0, augment=augment, **more)
+    return ImageData(
+        "small", plain.class_names, plain.train_images, plain.test_images, BATCH, 0, augment=augment, **more
+    )
 
 
 def head(model):

@@ -16,7 +16,7 @@ from elastic_trainer.evaluation.class_report import (
     write_report,
 )
 from elastic_trainer.evaluation.pictures import draw_confusion
-from elastic_trainer.evaluation.predictions import Predictions, output_names
+from elastic_trainer.evaluation.predictions import Predictions
 
 
 def made_up_predictions(classes=4, count=60, seed=0):
@@ -33,7 +33,7 @@ def made_up_predictions(classes=4, count=60, seed=0):
 def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
     predictions = made_up_predictions()
     names = ["ant", "bee", "cat", "dog"]
-    results = class_results(confusion(predictions, 4), names, 4)
+    results = class_results(confusion(predictions, 4), names)
     pairs = list(zip(predictions.labels, predictions.predicted, strict=True))
     for r in results[:-1]:
         right = sum(true == predicted == r.index for true, predicted in pairs)
@@ -47,16 +47,6 @@ def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
     scores = [r.f1 for r in results if r.f1 is not None]
     assert scores == sorted(scores) and len(scores) == len(results) - 1
     assert results[-1].name == "dog" and results[-1].f1 is None and results[-1].support == 0
-
-
-def test_outputs_beyond_the_classes_are_named_by_number():
-    predictions = made_up_predictions(classes=3)
-    predictions.predicted[0] = 5
-    counts = confusion(predictions, 3)
-    assert counts.shape == (6, 6) and counts.sum() == 60 and counts[:, 5].sum() == 1
-    names = output_names(["a", "b", "c"], 6)
-    assert names == ["a", "b", "c", "output 3", "output 4", "output 5"]
-    assert len(class_results(counts, names, 3)) == 3
 
 
 def test_the_report_writes_all_files_with_consistent_numbers(tmp_path):
@@ -112,13 +102,10 @@ def test_a_table_of_40_classes_shows_20_and_mentions_the_rest(tmp_path):
     assert lines[-2] == "… and 20 better classes in classes.csv"
 
 
-@pytest.mark.parametrize(("classes", "named", "counted"), [(2, True, True), (37, True, False), (200, False, False)])
-def test_the_confusion_matrix_shows_names_and_counts_if_they_fit(classes, named, counted):
+@pytest.mark.parametrize(("classes", "counted"), [(2, True), (37, False), (200, False)])
+def test_the_confusion_matrix_shows_names_and_counts_if_they_fit(classes, counted):
     predictions = made_up_predictions(classes=classes + 1, count=20 * classes)
     names = [f"kind {k}" for k in range(classes)]
-    figure = draw_confusion(confusion(predictions, len(names)), names)
-    axes = figure.axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert (labels == names) == named
+    axes = draw_confusion(confusion(predictions, classes), names).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
     assert bool(axes.texts) == axes.get_title().startswith("number of each true class") == counted
-    assert ("numbers as in classes.csv" in axes.get_xlabel()) != named

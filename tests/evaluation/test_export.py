@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
+from command_line import NETWORK, train_here
 from conftest import CLASSES, SIZE, make_small_data, make_small_model
 from small_images import labels_of
 from small_networks import as_if_trained, behind_augmentation_layers, some_images
 
+import main
 import models
+from elastic_trainer.cli.commands import parse_evaluation
 from elastic_trainer.evaluation import export
 from elastic_trainer.system.errors import UserError
 
@@ -85,6 +88,13 @@ def test_a_model_that_needs_kernels_of_tensorflow_is_refused_in_one_line_and_not
     assert not [*tmp_path.iterdir()]
 
 
+def interpreter_of(path):
+    """As any other program would read the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tf.lite.Interpreter is deprecated
+        return tf.lite.Interpreter(str(path))
+
+
 def test_the_files_are_written_checked_and_reported(tmp_path):
     model, dataset = as_if_trained(make_small_model()), make_small_data(120)
     text = export.export_tflite(model, dataset, tmp_path, "somewhere/best.keras")
@@ -102,12 +112,27 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
     assert record["model.tflite"]["largest_logit_difference"] < 1e-4
     assert (record["checked_images"], record["input"], record["outputs"]) == (120, [1, SIZE, SIZE, 3], 3)
     assert "model_dynamic.tflite" in text and "warning" not in text and "accuracy" in text
-    # Any other program would read the file like this.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that tf.lite.Interpreter is deprecated
-        interpreter = tf.lite.Interpreter(str(tmp_path / "model.tflite"))
-    run = interpreter.get_signature_runner()
+    run = interpreter_of(tmp_path / "model.tflite").get_signature_runner()
     np.testing.assert_allclose(run(image=images[:1])["logits"], model(images[:1]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_of_integers_alone_predicts_what_the_float_model_predicts(tmp_path, capsys):
+    more = ["--train_type", "full_training", "--num_epochs", "4", "--learning_rate", "0.05", "--augment", "none"]
+    train_here(*NETWORK, *more, "--logdir", tmp_path, "--run_name", "mine", "--export", "tflite_int8")
+    printed = capsys.readouterr().out
+    assert "model_int8.tflite is calibrated on 100 training images" in printed
+    interpreter = interpreter_of(tmp_path / "mine" / "model_int8.tflite")
+    ends = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+    assert [one["dtype"] for one in ends] == [np.int8, np.int8]
+    kinds = {np.dtype(tensor["dtype"]).name for tensor in interpreter.get_tensor_details()}
+    assert kinds <= {"int8", "int32", "int64"}, "biases and shapes have more bits"
+    record = json.loads((tmp_path / "mine" / "export_int8.json").read_text())
+    row, accuracy = record["model_int8.tflite"], record["keras"]["accuracy"]
+    assert accuracy > 0.3 and abs(row["accuracy"] - accuracy) < 0.05 and row["same_class_share"] > 0.9
+    assert f"{accuracy:.1%}" in printed and f"{row['accuracy']:.1%}" in printed
+    evaluation = parse_evaluation(["--evaluate", str(tmp_path / "mine"), "--export", "tflite_int8"])
+    main.evaluate(evaluation)
+    assert "model_int8.tflite is calibrated on 100 test images" in capsys.readouterr().out
 
 
 def test_a_deadline_cuts_the_check_short_but_not_the_files(tmp_path):
