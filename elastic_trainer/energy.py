@@ -30,6 +30,7 @@ from elastic_trainer.system.memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 MAX_GAP_SECONDS = 60  # between two readings of an external meter
+MAX_SHIFT_SECONDS = 1  # of this machine's clock during a run that an external meter recorded
 WHOLE_BOARD = "VDD_IN"  # the rail of a Jetson that carries all of its power
 
 
@@ -144,10 +145,16 @@ def add_power(folder: Path, record: Path) -> str:
 
     `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
     it has no time zone), and watts. summary.json is rewritten. Returns the line to print. Raises `UserError` if a file
-    cannot be read, or if the record does not cover the run; energy that is known already then stays.
+    cannot be read, if the record does not cover the run, or if this machine's clock was set during the run; energy that
+    is known already then stays.
     """
     summary = read_summary(folder)
     with reading(record), record.open(newline="", encoding="utf-8-sig") as file:
+        shift = summary.get("clock_shift", 0.0)
+        if abs(shift) > MAX_SHIFT_SECONDS:
+            raise ValueError(
+                f"cannot be used: this machine's clock was set by {shift:+.1f} s during the run; run again"
+            )
         lines = [*enumerate(csv.reader(file), 1)][1:]
         readings = sorted(_reading(number, line) for number, line in lines if line)
         times, watts = np.reshape(readings, (-1, 2)).T

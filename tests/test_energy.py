@@ -229,3 +229,10 @@ def test_unreadable_power_record_is_refused(tmp_path, text, why):
         path.write_text(text)
     with pytest.raises(UserError, match=rf".*power.csv: {why}"):
         add_power(made_up_run(tmp_path / "run"), path)
+
+
+def test_a_record_of_a_run_during_which_the_clock_was_set_is_refused(tmp_path):
+    folder = made_up_run(tmp_path / "run")
+    update_summary(folder, training_spans=SPANS, clock_shift=-1.5)
+    with pytest.raises(UserError, match=r"power.csv: .*clock was set by -1.5 s during the run"):
+        add_power(folder, write_power(tmp_path / "power.csv", [(4, 5.0), (30, 5.0)]))

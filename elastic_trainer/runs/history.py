@@ -29,6 +29,7 @@ class Clocks:
 
     Attributes:
         spans: start and end of each period of training, in seconds since 1970 by the clock at the start of its process.
+        clock_shift: by how many seconds that clock was set until training last stopped, the most of all processes.
         meter: returns joules since a fixed moment, or None if unknown; read when training starts and stops.
         joules: energy of training before the current period; None once a part of it is unknown.
     """
@@ -38,12 +39,13 @@ class Clocks:
         elapsed: float = 0.0,
         joules: float | None = 0.0,
         spans: Sequence[Any] = (),
+        clock_shift: float = 0.0,
         **seconds: float,
     ) -> None:
         self._seconds = {"training": 0.0, "selection": 0.0, "validation": 0.0, **seconds}
         self._started: dict[str, float] = {}
         self._start_time = time.perf_counter() - elapsed
-        self.joules, self.spans = joules, [*spans]
+        self.joules, self.spans, self.clock_shift = joules, [*spans], clock_shift
         self._offset = time.time() - time.perf_counter()  # of the time of day, which jumps where a board sets its clock
         self.meter: Callable[[], float | None] = lambda: None
         self._joules_before: float | None = None
@@ -80,6 +82,8 @@ class Clocks:
         if name == "training":
             before, after = self._joules_before, self.meter()
             self.spans.append([start + self._offset, end + self._offset])
+            shift = time.time() - time.perf_counter() - self._offset
+            self.clock_shift = max(self.clock_shift, shift, key=abs)
             if self.joules is not None:
                 self.joules = None if before is None or after is None else self.joules + after - before
 
@@ -97,7 +101,8 @@ class Clocks:
     def to_record(self) -> dict[str, Any]:
         """The arguments of `Clocks` that continue from here, as JSON types."""
         seconds = {name: self.seconds(name) for name in self._seconds}
-        return {**seconds, "joules": self.joules, "spans": self.spans, "elapsed": self.elapsed()}
+        kept = {name: getattr(self, name) for name in ("joules", "spans", "clock_shift")}
+        return {**seconds, **kept, "elapsed": self.elapsed()}
 
 
 @dataclass

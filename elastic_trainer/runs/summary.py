@@ -66,6 +66,7 @@ def run_results(history: History, score: Score) -> dict[str, Any]:
         },
         "energy_joules": history.clocks.joules,
         "training_spans": history.clocks.spans,
+        "clock_shift": history.clocks.clock_shift,
     }
 
 

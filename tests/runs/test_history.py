@@ -85,3 +85,4 @@ def test_a_clock_that_is_set_back_while_training_leaves_the_stretch_as_long_as_i
         day[0] -= 7200
     [(start, end)] = clocks.spans
     assert start == pytest.approx(1e9, abs=0.1) and end - start == pytest.approx(clocks.seconds("training"), abs=1e-6)
+    assert Clocks(**clocks.to_record()).clock_shift == pytest.approx(-7200, abs=0.1)
