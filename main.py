@@ -65,6 +65,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     from elastic_trainer.datasets.image_data import trained_images, write_trained_images
     from elastic_trainer.networks.tensors import tensor_names
     from elastic_trainer.runs.deadline import MARGIN
+    from elastic_trainer.runs.engine import first_mask
     from elastic_trainer.runs.run_log import RunLog
 
     start = time.perf_counter() if start is None else start
@@ -80,7 +81,8 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         settings, dataset = prepared.settings, prepared.data
         if folder is None:
             if not settings.plan:
-                print(EXPORTERS[str(settings.export)].export(settings, model, dataset, prepared.table))
+                mask = first_mask(model, dataset, settings, prepared.table)
+                print(EXPORTERS[str(settings.export)].export(settings, model, dataset, mask))
             return
         print(
             f"{settings.train_type} of {settings.model_name} on {dataset.name}: {dataset.counts}, "

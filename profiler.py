@@ -4,7 +4,7 @@
     t_dy  time to pass the error gradient on to where this tensor is reached
     t_fw  forward time between this tensor and the one before it, which a step that trains it cannot take from a cache
 
-`elastic_trainer.timing.profiling` takes four steps, each a module beside it:
+`elastic_trainer.profiling.profile` takes four steps, each a module beside it:
 
     measure    the steps of a few selections (`measuring`), and a trace of full steps by tf.profiler (`trace`); or FLOPs
                stand in for the trace (`flops`), or a trace that another board recorded (`foreign_trace`)
@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.commands import parse_profiler
+from elastic_trainer.profiling.measuring import MEASURING_SECONDS, idle_training
+from elastic_trainer.profiling.profile import profile_task, table_of_trace
 from elastic_trainer.settings import ProfileSettings, Settings
 from elastic_trainer.system.errors import figure_text
 from elastic_trainer.system.files import save_figure, writing
 from elastic_trainer.system.machine import load_tensorflow
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
-from elastic_trainer.timing.profiling import profile_task, table_of_trace
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import save_table, table_folder
 from elastic_trainer.timing.trace import read_trace
@@ -47,7 +47,7 @@ UNRELIABLE_PERCENT = 15  # median error of predictions
 def profile(model: keras.Model, settings: Settings, folder: Path, seconds: float = MEASURING_SECONDS) -> TimingTable:
     """The timing table of an image classifier, measured on a batch of noise. Its weights do not change.
 
-    `folder` and `seconds`, and errors, as of `timing.profiling.profile_task`.
+    `folder` and `seconds`, and errors, as of `profiling.profile.profile_task`.
     """
     return profile_task(idle_training(model, settings), folder, seconds)
 
@@ -134,7 +134,7 @@ def main() -> None:
 def _measured_table(model: keras.Model, settings: Settings, profiling: ProfileSettings, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
     from elastic_trainer.networks.tensors import all_mask
-    from elastic_trainer.timing.memory_check import TracedSteps
+    from elastic_trainer.profiling.memory_check import TracedSteps
 
     steps = TracedSteps(model, settings)
     steps.check(partial(steps.needed_mb, all_mask(model)), settings.batch_size)

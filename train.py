@@ -19,7 +19,6 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.energy import find_energy_meter
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.networks.saved_model import load_best
@@ -31,6 +30,7 @@ from elastic_trainer.selection.named import SCHEMES, find_scheme
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.settings import BEST_MODEL, Settings
 from elastic_trainer.system.errors import Stopped
+from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.table import TimingTable
 
 

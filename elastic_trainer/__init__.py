@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of `_MODULES`
     from elastic_trainer.engine.feature_sums import FeatureSums as FeatureSums
     from elastic_trainer.keras_callback import ElasticTraining as ElasticTraining
     from elastic_trainer.networks.batch_norm import freeze_batch_norm as freeze_batch_norm
+    from elastic_trainer.profiling.profile import profile as profile
     from elastic_trainer.runs.checkpoint import State as State
     from elastic_trainer.runs.trainer import Trainer as Trainer
     from elastic_trainer.settings import Settings as Settings
     from elastic_trainer.system.errors import UserError as UserError
-    from elastic_trainer.timing.profiling import profile as profile
 
 # Public name -> the module that has it.
 _MODULES = {
@@ -32,7 +32,7 @@ _MODULES = {
     "Trainer": "elastic_trainer.runs.trainer",
     "UserError": "elastic_trainer.system.errors",
     "freeze_batch_norm": "elastic_trainer.networks.batch_norm",
-    "profile": "elastic_trainer.timing.profiling",
+    "profile": "elastic_trainer.profiling.profile",
     "read_photo": "elastic_trainer.datasets.decoding",
 }
 

@@ -2,7 +2,7 @@
 
 Sensors are the INA3221 rail of a Jetson that carries all of its power, else the RAPL counters of an Intel or AMD
 processor. Only training time counts: `runs.history.Clocks` reads the meter when training starts and stops. A machine
-without a sensor needs the record of an external power meter (`add_power`).
+without a sensor needs the record of an external power meter (`recorded_joules`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """
@@ -22,15 +22,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.runs.reader import read_summary
-from elastic_trainer.runs.summary import update_summary
 from elastic_trainer.system.files import reading
 from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
 MAX_GAP_SECONDS = 60  # between two readings of an external meter
-MAX_SHIFT_SECONDS = 1  # of this machine's clock during a run that an external meter recorded
 WHOLE_BOARD = "VDD_IN"  # the rail of a Jetson that carries all of its power
 
 
@@ -140,27 +137,17 @@ def _rapl(root: Path) -> list[Sensor]:
 # --- an external power meter ------------------------------------------------------------------------------------------
 
 
-def add_power(folder: Path, record: Path) -> str:
-    """Add the energy that an external power meter recorded during training to the finished run in `folder`.
+def recorded_joules(record: Path, spans: Sequence[Sequence[float]]) -> float:
+    """The energy within the `spans` of training, in seconds since 1970, that an external power meter recorded.
 
     `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
-    it has no time zone), and watts. summary.json is rewritten. Returns the line to print. Raises `UserError` if a file
-    cannot be read, if the record does not cover the run, or if this machine's clock was set during the run; energy that
-    is known already then stays.
+    it has no time zone), and watts. Raises `UserError` if it cannot be read, or does not cover the spans.
     """
-    summary = read_summary(folder)
     with reading(record), record.open(newline="", encoding="utf-8-sig") as file:
-        shift = summary.get("clock_shift", 0.0)
-        if abs(shift) > MAX_SHIFT_SECONDS:
-            raise ValueError(
-                f"cannot be used: this machine's clock was set by {shift:+.1f} s during the run; run again"
-            )
         lines = [*enumerate(csv.reader(file), 1)][1:]
         readings = sorted(_reading(number, line) for number, line in lines if line)
         times, watts = np.reshape(readings, (-1, 2)).T
-        joules = integrate_power(times, watts, summary["training_spans"])
-    update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
-    return f"energy of training: {joules:.6g} J"
+        return integrate_power(times, watts, spans)
 
 
 def _reading(number: int, line: Sequence[str]) -> tuple[float, float]:

@@ -5,7 +5,7 @@
     model.fit(x, y, epochs=12, callbacks=[ElasticTraining(rho=0.5)])
 
 Keras looks `model.train_function` up at every step, so a callback may set it. Keras keeps the loop, the data, the
-metrics and all other callbacks; `Engine.step` takes its place for what happens in a step (`keras_fit`).
+metrics and all other callbacks; `Engine.step` takes its place for what happens in a step (`runs.keras_fit`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
-from elastic_trainer.keras_fit import Asked, Fit
 from elastic_trainer.runs.history import History
+from elastic_trainer.runs.keras_fit import Asked, Fit
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.selection.payoff import Phase
 from elastic_trainer.settings import Settings

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import utils
-from elastic_trainer.energy import add_power
+from elastic_trainer.runs.summary import add_power
 from elastic_trainer.settings.flags import OneLineParser, existing_file, folder
 
 

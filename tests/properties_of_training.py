@@ -20,9 +20,9 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling.tables import estimated_table
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.select import select_tensors, select_upper_part
-from elastic_trainer.timing.estimate import estimated_table
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from small_runs import curve, train_and_read
 
 import train
 from elastic_trainer import energy
-from elastic_trainer.energy import EnergyMeter, Sensor, add_power, integrate_power
+from elastic_trainer.energy import EnergyMeter, Sensor, integrate_power
 from elastic_trainer.runs.reader import read_summary
-from elastic_trainer.runs.summary import update_summary
+from elastic_trainer.runs.summary import add_power, update_summary
 from elastic_trainer.system.errors import UserError
 
 

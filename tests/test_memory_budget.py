@@ -11,7 +11,7 @@ from command_line import NETWORK, command
 from conftest import make_table
 
 from elastic_trainer import ArrayData, ElasticTraining, Settings, Trainer
-from elastic_trainer.engine.memory import MemoryBudget, step_memory
+from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import head_mask
@@ -20,6 +20,7 @@ from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import PROCESS_LIMITS, cores
+from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.attribution import attribute
 
 BATCH, START_MB = 16, 50.0
@@ -103,7 +104,7 @@ def test_by_importance_the_best_of_the_upper_tensors_train(network):
 
 @pytest.fixture
 def start(monkeypatch):
-    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: START_MB)
+    monkeypatch.setattr("elastic_trainer.system.memory_budget.resident_memory_mb", lambda: START_MB)
 
 
 @pytest.mark.parametrize(("scheme", "unit"), [("elastic_training", "M"), ("elastic_training_upper_part", "G")])

@@ -26,23 +26,17 @@ from elastic_trainer.board.graph_file import graph_file
 from elastic_trainer.board.inference_file import inference_file
 from elastic_trainer.board.signatures import FORMULAS, TrainingFunctions
 from elastic_trainer.datasets import decoding, layout
-from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.image_folder import TEST_FRACTION
 from elastic_trainer.engine import feature_sums
 from elastic_trainer.engine.closed_form_head import linear_head
 from elastic_trainer.engine.optimizers import optimizer_of
-from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.saved_model import check_finite, load_model, save_model
 from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.networks.tflite import convert
-from elastic_trainer.runs.trainer import Trainer
-from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.selection.schemes import SchemeContext
 from elastic_trainer.settings import Settings
 from elastic_trainer.system import files, memory
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.table import TimingTable
 
 TRAINING, GRAPH, INFERENCE = "train.tflite", "train.pb", "inference.tflite"
 RECORD, START = "board.json", "start.keras"
@@ -78,20 +72,6 @@ def check_folder(folder: Path) -> list[Path]:
     if (folder / RECORD).exists():
         raise UserError(f"--export: {folder} has an export already; move or remove it")
     return scripts
-
-
-def export_for_board(settings: Settings, model: keras.Model, data: ImageData, table: TimingTable | None = None) -> str:
-    """Export what a run would train first; `table` is that of an elastic scheme. Returns the text to print.
-
-    Raises `UserError` if a board cannot train that.
-    """
-    entry, task = SCHEMES[settings.train_type], ImageClassification(model)
-    if not entry.can_split:  # as a board trains
-        raise UserError(f"--export: cannot be combined with --train_type {settings.train_type}; give another")
-    trainer = Trainer(task, data, entry.make(SchemeContext(task, data, settings, table)), settings)
-    possible = trainer.training.features.are_possible
-    selection = trainer.scheme.select(trainer.history.progress(trainer.schedule, possible), trainer.training)
-    return export_training(model, selection.mask, settings, data.class_names, board_folder(settings))
 
 
 def export_training(

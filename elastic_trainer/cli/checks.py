@@ -63,6 +63,11 @@ EXCLUDED: tuple[tuple[str, Callable[[Settings], object], str], ...] = (
         "cannot be combined with --deadline, which depends on the clock; leave one out",
     ),
     ("micro_batch", lambda run: run.train_type == "prunetrain", f"{_SCHEME}; leave it out"),
+    (
+        "export",
+        lambda run: is_for_board(run) and not SCHEMES[run.train_type].can_split,  # as a board trains
+        f"{_SCHEME}; give another",
+    ),
     ("deadline", is_for_board, f"{_BOARD}; give it to board_train.py"),
     ("max_steps", is_for_board, f"{_BOARD}; give --num_epochs"),
     ("resume", is_for_board, f"{_BOARD}; nothing is trained here; leave it out"),

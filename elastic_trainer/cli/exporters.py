@@ -14,8 +14,8 @@ class Exporter:
 
     # Writes a trained model: it, `ImageData` to check it, the run's folder, the origin of the model, the seconds left
     # before a deadline, and the `ImageData` that trained it, if that was read -> a report for the user. If it
-    # `is_for_board`, it is written instead of training: the settings, the model, `ImageData`, and the timing table if
-    # the scheme is elastic -> a report.
+    # `is_for_board`, it is written instead of training: the settings, the model, `ImageData`, and what a run would
+    # train first, bool [N] over `model.trainable_variables` -> a report.
     export: Callable[..., str]
     file: str  # the last one that it writes
     # Model -> what converting it takes on this device now, so that a deadline leaves time for it.
@@ -35,10 +35,10 @@ def _conversion_seconds(model: Any, **named: Any) -> float:
     return conversion_seconds(model, **named)
 
 
-def _export_for_board(*args: Any) -> str:
-    from elastic_trainer.board.export import export_for_board
+def _export_for_board(settings: Any, model: Any, data: Any, mask: Any) -> str:
+    from elastic_trainer.board.export import board_folder, export_training
 
-    return export_for_board(*args)
+    return export_training(model, mask, settings, data.class_names, board_folder(settings))
 
 
 EXPORTERS: dict[str, Exporter] = {

@@ -17,19 +17,18 @@ import numpy as np
 from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.datasets import images
-from elastic_trainer.datasets.batches import part_rows
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.named import count_training_images
-from elastic_trainer.engine.memory import MemoryBudget, Needed
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling.measuring import full_step_ms, idle_training
+from elastic_trainer.profiling.memory_check import TracedSteps
+from elastic_trainer.profiling.tables import estimated_table
 from elastic_trainer.runs.reader import check_images, is_run
 from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misses, smallest_rho
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
-from elastic_trainer.timing.estimate import estimated_table
-from elastic_trainer.timing.measuring import full_step_ms, idle_training
-from elastic_trainer.timing.memory_check import TracedSteps
+from elastic_trainer.system.memory_budget import MemoryBudget, Needed, part_rows
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import load_table, other_setup, table_folder
 

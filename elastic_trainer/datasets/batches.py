@@ -48,11 +48,6 @@ def block_rows(inputs: Structure) -> int:
     return min(max(MAX_VALUES // values, 1), MAX_ROWS)
 
 
-def part_rows(batch_size: int, micro_batch: int | None) -> int:
-    """Examples of each part of a batch: the largest divisor of its size that is at most `micro_batch`; None: all."""
-    return next(rows for rows in range(min(micro_batch or batch_size, batch_size), 0, -1) if batch_size % rows == 0)
-
-
 class Order(NamedTuple):
     """Examples in an order: which they are and the view of each, both int64 [n]."""
 

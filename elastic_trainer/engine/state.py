@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
 from elastic_trainer.engine.features import Evaluation, FeatureCache
-from elastic_trainer.engine.memory import MemoryBudget, step_memory
+from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep, as_numbers
 from elastic_trainer.engine.task import Task
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
+from elastic_trainer.system.memory_budget import MemoryBudget
 
 if TYPE_CHECKING:
     from elastic_trainer.engine.closed_form_head import ClosedFormStep

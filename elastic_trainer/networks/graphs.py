@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from graphlib import TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -57,6 +57,18 @@ def walk(model: Any, inputs: Sequence[Any], visit: Callable[[Any, list[Any]], li
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
+
+
+class TracedStep(Protocol):
+    """A traced training step, as `engine.step.TrainStep` is: its graph, and what its tensors are for."""
+
+    graph: Any
+    loss: Any
+    gradients: Any
+    inputs: Any
+    targets: Any
+    folded_pairs: Any
+
 
 # Operations that run other graphs -> their attributes that name these.
 BRANCHES = {

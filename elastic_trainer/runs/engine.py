@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 
-from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData, part_rows
+from elastic_trainer.datasets.batches import MAX_ROWS, Batch, ShuffledData
 from elastic_trainer.engine.features import FeatureCache
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.optimizers import idle_optimizer, optimizer_of
 from elastic_trainer.engine.state import StepResult, TrainState, not_finite
 from elastic_trainer.engine.task import CompiledTask, Task, task_of
+from elastic_trainer.profiling.tables import estimated_table
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.budget import feature_misses
 from elastic_trainer.selection.named import find_scheme
@@ -27,7 +28,7 @@ from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import START_AGAIN, UserError
-from elastic_trainer.timing.estimate import estimated_table
+from elastic_trainer.system.memory_budget import MemoryBudget, part_rows
 from elastic_trainer.timing.flops import count_flops
 from elastic_trainer.timing.table import TimingTable
 
@@ -186,6 +187,15 @@ class Engine:
         if training.compiled != self._counted:
             self._counted = training.compiled
             self._step_flops = training.parts * sum(count_flops(training.step_graph).values())
+
+
+def first_mask(model: keras.Model, data: ShuffledData, settings: Settings, table: TimingTable | None) -> np.ndarray:
+    """What a run would train first: bool [N] over `model.trainable_variables`. `table`: of an elastic scheme."""
+    task = task_of(model, data)
+    scheme: Scheme = find_scheme(settings.train_type).make(SchemeContext(task, data, settings, table))
+    engine = Engine(task, data, scheme, settings)
+    possible = engine.training.features.are_possible
+    return scheme.select(engine.history.progress(engine.schedule, possible), engine.training).mask
 
 
 def _scheme(name: str, task: Task, data: ShuffledData, settings: Settings, table: TimingTable | None) -> Scheme:

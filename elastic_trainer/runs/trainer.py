@@ -18,7 +18,6 @@ from typing import Any
 import keras
 
 from elastic_trainer.datasets.batches import ShuffledData
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.optimizers import pass_time
 from elastic_trainer.engine.task import Task
 from elastic_trainer.runs.deadline import Deadline
@@ -28,6 +27,7 @@ from elastic_trainer.runs.summary import run_results
 from elastic_trainer.selection.schemes import Scheme
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.machine import frozen_gc
+from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.table import TimingTable
 
 TICK_SECONDS = 0.1

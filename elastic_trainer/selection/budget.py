@@ -14,7 +14,7 @@ it takes to make its cached features counts, spread over the steps that use them
 what a selection leaves unused is added to the next one's, and what it took beyond its budget, as measured since, is
 subtracted. In the paper (section 6) nothing is measured again; its published system misses rho by up to 11 points.
 
-A table that is only estimated (`timing.estimate`) does not know how fast this device is: the first gradient passes say
+A table that is only estimated (`profiling.tables`) does not know how fast this device is: the first gradient passes say
 that. Then the selection's own steps correct the tensors that they train, and the others by the rest of a full step,
 after `CORRECTED_AFTER` steps and before each later selection.
 """
@@ -34,8 +34,7 @@ from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection, step_limit_ms
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.estimate import sharpened
-from elastic_trainer.timing.table import StepPrediction, TimingTable
+from elastic_trainer.timing.table import StepPrediction, TimingTable, sharpened
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
 # Of the budget: the current upper part is kept if it takes at most SHORTFALL less than the best one, and at most

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from elastic_trainer.datasets.batches import Batch, part_rows
-from elastic_trainer.engine.memory import MemoryBudget, variables_mb
+from elastic_trainer.datasets.batches import Batch
+from elastic_trainer.engine.memory import variables_mb
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import (
@@ -29,6 +29,7 @@ from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.schemes import Scheme, SchemeContext
 from elastic_trainer.selection.select import Selection, deepest_within, select_tensors
+from elastic_trainer.system.memory_budget import MemoryBudget, part_rows
 from elastic_trainer.timing.table import StepPrediction, TimingTable
 
 # Copies of all weights while importance is measured, beside a step: sums of gradients, updates, what is restored.
@@ -78,7 +79,7 @@ class ElasticScheme(Scheme):
 
         It looks for the mask M that maximises M·I subject to T_forward + M·t_dw + f(M)·t_dy <= ρ·T_full (section 3.3),
         where f(M) marks all tensors from the output down to the deepest selected one. The times t are those of the
-        timing table (`timing.profiling`; section 5).
+        timing table (`profiling.profile`; section 5).
         """
         seconds = dict.fromkeys(("importance", "solve", "trace"), 0.0)
         with _timed(seconds, "importance"):

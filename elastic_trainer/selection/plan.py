@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from elastic_trainer.datasets.batches import ShuffledData, part_rows
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.selection.budget import first_misses
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import deepest_within, select_tensors, select_upper_part
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import duration_text
 from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.memory_budget import MemoryBudget, part_rows
 from elastic_trainer.timing.table import TimingTable
 
 PLANNED_RHOS = tuple(np.arange(10, 71, 5) / 100)

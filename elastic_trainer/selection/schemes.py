@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.datasets.batches import Batch, ShuffledData
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import Task
 from elastic_trainer.selection.budget import Progress
 from elastic_trainer.selection.schedule import Schedule
 from elastic_trainer.selection.select import Selection
 from elastic_trainer.settings import Settings
+from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.table import TimingTable
 
 

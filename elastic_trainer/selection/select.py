@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 import selection_solver_DP
-from elastic_trainer.engine.memory import MemoryBudget
+from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.table import TimingTable
 
 # Importance (1 is the largest) of a filler: a tensor whose update would raise the loss now. It trains where the budget

@@ -35,7 +35,7 @@ from elastic_trainer.networks.graphs import inputs_first, is_stateful
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.engine.step import TrainStep
+    from elastic_trainer.networks.graphs import TracedStep
 
 
 class OperationTimes(NamedTuple):
@@ -104,7 +104,7 @@ class Attribution:
         )
 
 
-def attribute(step: TrainStep, variables: Sequence[keras.Variable]) -> Attribution:
+def attribute(step: TracedStep, variables: Sequence[keras.Variable]) -> Attribution:
     """Give each operation of a step that trains all of `variables` to a tensor, by data flow."""
     operations, count = inputs_first(step.graph), len(variables)
     number = {op.name: i for i, op in enumerate(operations)}
@@ -170,7 +170,7 @@ def _features_mb(
     return np.maximum(np.cumsum(added)[1 : count + 1], 0.0)
 
 
-def _kernels(step: TrainStep, variables: Sequence[keras.Variable], place: np.ndarray) -> np.ndarray:
+def _kernels(step: TracedStep, variables: Sequence[keras.Variable], place: np.ndarray) -> np.ndarray:
     index = {id(variable): k for k, variable in enumerate(variables)}
     kernels = np.full(len(variables), -1)
     for pair in step.folded_pairs:
@@ -181,7 +181,7 @@ def _kernels(step: TrainStep, variables: Sequence[keras.Variable], place: np.nda
 
 
 def _forward_reach(
-    operations: list[Any], before: list[list[int]], step: TrainStep, in_order: Sequence[keras.Variable]
+    operations: list[Any], before: list[list[int]], step: TracedStep, in_order: Sequence[keras.Variable]
 ) -> tuple[np.ndarray, np.ndarray]:
     """What each operation depends on, as far as the frozen prefix is concerned (`engine.prefix`).
 
@@ -203,7 +203,7 @@ def _forward_reach(
     return reached, reads_inputs
 
 
-def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TrainStep, variables: Sequence[keras.Variable]) -> None:
+def _keep_one_owner_in_each_pair(needed_by: np.ndarray, step: TracedStep, variables: Sequence[keras.Variable]) -> None:
     """Of the operations that several tensors of one folded pair need, and no other tensor, the first tensor keeps all.
 
     Bool [operations, N] `needed_by` is changed in place.
@@ -228,7 +228,7 @@ def dense_tensors(gradient: Any) -> list[Any]:
 
 def _update_owners(
     operations: list[Any],
-    step: TrainStep,
+    step: TracedStep,
     variables: Sequence[keras.Variable],
     tensors_of: list[list[Any]],
     computed: np.ndarray,

@@ -29,7 +29,7 @@ from elastic_trainer.timing.trace import OperationTrace, general_type, match_op,
 if TYPE_CHECKING:
     import keras
 
-    from elastic_trainer.engine.step import TrainStep
+    from elastic_trainer.networks.graphs import TracedStep
 
 MAX_UNMATCHED = 0.5  # share of the time; beyond it the trace is of another network
 GRADIENTS = "gradient_tape"
@@ -38,7 +38,7 @@ _HEAD_LAYERS = re.compile(r"(dense|head|predictions|logits|classifier)(_\d+)?", 
 _Candidates = dict[tuple[str, str, str], list[str]]
 
 
-def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model) -> tuple[dict[str, float], float]:
+def match_operations(trace: OperationTrace, step: TracedStep, model: keras.Model) -> tuple[dict[str, float], float]:
     """Give the times of `trace` to the operations of `step`, a full training step of `model`.
 
     They are ms per iteration by operation of `step.graph`; with the ms that matched none of them.
@@ -73,7 +73,7 @@ def match_operations(trace: OperationTrace, step: TrainStep, model: keras.Model)
     return dict(times), unmatched_ms
 
 
-def has_folded_batch_norm(trace: OperationTrace, step: TrainStep) -> bool:
+def has_folded_batch_norm(trace: OperationTrace, step: TracedStep) -> bool:
     """Whether `trace` is of a step that folds frozen batch norm as `step` does; other programs do not."""
     known = {op.name for op in step.graph.get_operations()}
     norms = [name for name, kind in trace.types.items() if "FusedBatchNorm" in kind]
@@ -117,7 +117,7 @@ def _our_path(name: str, model_name: str, layers: Container[str]) -> list[str]:
     return [first if first in layers else part for first, part in zip(firsts, parts[1:], strict=True)]
 
 
-def _candidates(step: TrainStep, model_name: str, layers: dict[str, bool], scopes: set[str]) -> _Candidates:
+def _candidates(step: TracedStep, model_name: str, layers: dict[str, bool], scopes: set[str]) -> _Candidates:
     """Operations of `step` by every key that they may be found under; only those that loss and gradients need."""
     forward = needed_operations([step.loss])
     backward = (

@@ -1,26 +1,20 @@
 """The timing table: what each tensor of a network costs, and how that adds up to a step.
 
-`profiler.py` measures it (`table_file` keeps it), or it is estimated; here it is made from the times of operations,
-attributed to tensors. The time budget asks it what a selection takes.
+It is measured or estimated (`profiling`), and `table_file` keeps it. The time budget asks it what a selection takes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
+from elastic_trainer.system.memory_budget import StepMemory
 from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
-
-if TYPE_CHECKING:
-    from elastic_trainer.engine.step import TrainStep
-    from elastic_trainer.engine.task import Task
 
 TIMES = ("preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
@@ -140,57 +134,22 @@ class TimingTable:
         return hashlib.sha256(times.tobytes() + repr(self.fit).encode()).hexdigest()[:16]
 
 
-# --- from the times of operations -------------------------------------------------------------------------------------
+def sharpened(table: TimingTable, mask: np.ndarray, step_ms: float) -> TimingTable:
+    """`table`, corrected by the measured time of steps that train `mask`, bool [N] over `model.trainable_variables`.
 
-
-def added_up(
-    task: Task, full: TrainStep, op_ms: Mapping[str, float], details: dict[str, Any], rest_ms: float = 0.0
-) -> TimingTable:
-    """The timing table by which `full`, which trains everything, takes the times of its operations and `rest_ms`."""
-    attribution = attribute(full, task.model.trainable_variables)
-    times = attribution.times(op_ms)
-    forward_ms = times.forward_ms + times.other_ms + rest_ms
-    full_step_ms = forward_ms + float(times.t_dy_ms.sum() + times.t_dw_ms.sum())
-    constant_ms = forward_ms - float(times.t_fw_ms.sum()) - times.preprocessing_ms
-    fit = Fit(constant_ms, 1.0, 1.0, 1.0, None, None, selections=0, rounds=0)
-    wall_ms = {"full_step_ms": full_step_ms, "gradient_pass_ms": full_step_ms - float(times.update_ms.sum())}
-    return timing_table(task, full, attribution, times, fit, wall_ms, details)
-
-
-def timing_table(
-    task: Task,
-    full: TrainStep,
-    attribution: Attribution,
-    times: OperationTimes,
-    fit: Fit,
-    wall_ms: dict[str, Any],
-    details: dict[str, Any],
-) -> TimingTable:
-    """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
-    from elastic_trainer.engine.memory import step_memory
-    from elastic_trainer.networks.tensors import tensor_names
-
-    names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
-    details["operation_ms"] = {
-        "forward": times.forward_ms,
-        "error_chain": float(times.t_dy_ms.sum()),
-        "weight_gradients": float((times.t_dw_ms - times.update_ms).sum()),
-        "updates": float(times.update_ms.sum()),
-        "other": times.other_ms,
-    }
-    details["tensors_without_gradient"] = [names[k] for k in positions if full.gradients[k] is None]
-    return TimingTable(
-        names=[names[k] for k in positions],
-        shapes=[tuple(variables[k].shape) for k in positions],
-        positions=positions,
-        t_dw_ms=times.t_dw_ms,
-        t_dy_ms=times.t_dy_ms,
-        t_fw_ms=times.t_fw_ms,
-        kernels=attribution.kernels,
-        features_mb=attribution.features_mb,
-        preprocessing_ms=times.preprocessing_ms,
-        **wall_ms,
-        fit=fit,
-        memory=step_memory(full, attribution.places, positions),
-        details=details,
+    All that such a step computes is scaled to `step_ms`, and all that a full step computes besides to the rest of what
+    it takes. Where a step is not shorter than a full one, or computes all of it, the table says nothing that is wrong.
+    """
+    everything = np.ones(len(table.names), bool)
+    predicted_ms, full_ms = table.predict_ms(mask), table.predict_ms(everything)
+    if not predicted_ms < full_ms or not 0 < step_ms < full_ms:
+        return table
+    inside, outside = step_ms / predicted_ms, (full_ms - step_ms) / (full_ms - predicted_ms)
+    selected, is_passed = mask[table.positions], np.arange(len(mask)) < table.depth(mask)
+    return replace(
+        table,
+        t_dw_ms=table.t_dw_ms * np.where(selected, inside, outside),
+        t_dy_ms=table.t_dy_ms * np.where(is_passed, inside, outside),
+        **{name: inside * getattr(table, name) for name in ("t_fw_ms", "preprocessing_ms")},
+        fit=replace(table.fit, constant_ms=inside * table.fit.constant_ms),
     )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.settings import TABLE_RECORD, Settings
 from elastic_trainer.settings.network_names import model_label
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import read_record, trusting, write_csv, write_record
 from elastic_trainer.system.machine import environment
+from elastic_trainer.system.memory_budget import StepMemory
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TIMES, TimingTable
 

@@ -32,6 +32,7 @@ from elastic_trainer.datasets.images import Images
 from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling.measuring import HEAD, calibration_masks, idle_training
 from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.settings import Settings
@@ -42,7 +43,6 @@ from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import peak_memory_mb, resident_memory_mb
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import depth_of
-from elastic_trainer.timing.measuring import HEAD, calibration_masks, idle_training
 
 PEAK_RESET = Path("/proc/self/clear_refs")  # writing 5 sets the peak of memory to what the process takes now
 STEPS = 3  # after which a process takes hardly more

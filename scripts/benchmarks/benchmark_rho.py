@@ -34,13 +34,13 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling.measuring import MEASURING_SECONDS, idle_training
+from elastic_trainer.profiling.profile import profile_task
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import is_custom_model
-from elastic_trainer.timing.measuring import MEASURING_SECONDS, idle_training
-from elastic_trainer.timing.profiling import profile_task
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.wall_time import measure_ms
 

@@ -91,10 +91,10 @@ def measure(seed: int) -> tuple[dict[str, Points], Selections]:
     from elastic_trainer.engine.closed_form_head import closed_form_head
     from elastic_trainer.engine.features import Evaluation
     from elastic_trainer.engine.task import ImageClassification
+    from elastic_trainer.profiling.measuring import idle_training
+    from elastic_trainer.profiling.tables import estimated_table
     from elastic_trainer.runs.progress import ProgressBar
     from elastic_trainer.runs.trainer import Trainer
-    from elastic_trainer.timing.estimate import estimated_table
-    from elastic_trainer.timing.measuring import idle_training
 
     def tested() -> float:
         return 100 * evaluation(digits.test())["accuracy"]

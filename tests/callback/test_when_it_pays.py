@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from conftest import make_small_model, make_table
 
-from elastic_trainer import ElasticTraining, keras_fit
+from elastic_trainer import ElasticTraining
+from elastic_trainer.runs import keras_fit
 from elastic_trainer.selection import payoff
 from elastic_trainer.selection.payoff import Payoff, Phase, StepTimes, chosen_interval, has_settled, vectors_moved
-from elastic_trainer.timing.estimate import sharpened
+from elastic_trainer.timing.table import sharpened
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32), np.arange(40) % 3

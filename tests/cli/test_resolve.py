@@ -16,15 +16,15 @@ from elastic_trainer.cli.checks import without_effect
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets import images
-from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine import memory as budget
 from elastic_trainer.networks.saved_model import load_model
+from elastic_trainer.profiling.measuring import idle_training
+from elastic_trainer.profiling.memory_check import TracedSteps
+from elastic_trainer.profiling.profile import profile_task
 from elastic_trainer.selection import budget as time_budget
 from elastic_trainer.settings import rate_at
+from elastic_trainer.system import memory_budget as budget
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.measuring import idle_training
-from elastic_trainer.timing.memory_check import TracedSteps
-from elastic_trainer.timing.profiling import profile_task
+from elastic_trainer.system.memory_budget import part_rows
 from elastic_trainer.timing.table_file import save_table, table_folder
 from main import train_run
 from models import build

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from elastic_trainer.engine import memory as budget
-from elastic_trainer.engine.memory import MemoryBudget, StepMemory
+from elastic_trainer.system.memory_budget import MemoryBudget, StepMemory
 
 
 def machine(monkeypatch, resident_mb, available_mb=1e4):

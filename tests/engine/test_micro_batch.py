@@ -15,9 +15,9 @@ from elastic_trainer.engine.memory import step_memory, variables_mb
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import CompiledTask
 from elastic_trainer.networks.tensors import all_mask, head_mask
+from elastic_trainer.profiling.memory_check import TracedSteps
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.timing.flops import count_flops
-from elastic_trainer.timing.memory_check import TracedSteps
 from elastic_trainer.timing.table_file import table_folder
 from models import build_model
 
@@ -120,7 +120,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit():
 def test_memory_is_that_of_a_part_and_of_the_sums_of_gradients(monkeypatch):
     model = small_network()
     found, sums_mb = [], variables_mb(model.trainable_variables)
-    monkeypatch.setattr("elastic_trainer.engine.memory.resident_memory_mb", lambda: 0.0)
+    monkeypatch.setattr("elastic_trainer.system.memory_budget.resident_memory_mb", lambda: 0.0)
     for micro_batch in (0, 4):
         settings = replace(SETTINGS, micro_batch=micro_batch)
         trainer = Trainer(model, data(), "full_training", settings)

@@ -10,9 +10,9 @@ from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling.measuring import CALIBRATION, HEAD, calibration_masks
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import depth_of
-from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks
 
 SAME = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "ReadVariableOp", "StopGradient"}
 

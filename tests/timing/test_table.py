@@ -13,9 +13,9 @@ from conftest import BATCH, CLASSES, SIZE, make_table
 from small_runs import SETTINGS
 
 from elastic_trainer.cli.commands import profiler_command
-from elastic_trainer.engine.memory import StepMemory
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.machine import environment
+from elastic_trainer.system.memory_budget import StepMemory
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table_file import (
     TABLE_SETTINGS,

@@ -12,8 +12,7 @@ from math import prod
 import keras
 import numpy as np
 
-from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine.memory import MemoryBudget, Needed, StepMemory, step_memory, variables_mb
+from elastic_trainer.engine.memory import step_memory, variables_mb
 from elastic_trainer.engine.optimizers import idle_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
@@ -21,6 +20,7 @@ from elastic_trainer.networks.graphs import graph_nodes, nested_graphs
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.machine import release_memory
+from elastic_trainer.system.memory_budget import MemoryBudget, Needed, StepMemory, part_rows
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import depth_of
 

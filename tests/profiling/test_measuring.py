@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic_trainer.timing.measuring import CALIBRATION, HEAD, calibration_masks
+from elastic_trainer.profiling.measuring import CALIBRATION, HEAD, calibration_masks
 
 
 @pytest.mark.parametrize("count", [4, 11, 28, 158])

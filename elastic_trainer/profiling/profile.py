@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.system.machine import environment
-from elastic_trainer.timing.attribution import OperationTimes, attribute
-from elastic_trainer.timing.fit import depth_of, fit_wall_time, forward_sums, selection_sums
-from elastic_trainer.timing.measuring import (
+from elastic_trainer.profiling.measuring import (
     MEASURING_SECONDS,
     MeasuredStep,
     Training,
@@ -25,7 +22,11 @@ from elastic_trainer.timing.measuring import (
     copying_ms,
     measure,
 )
-from elastic_trainer.timing.table import TimingTable, added_up, timing_table
+from elastic_trainer.profiling.tables import added_up, timing_table
+from elastic_trainer.system.machine import environment
+from elastic_trainer.timing.attribution import OperationTimes, attribute
+from elastic_trainer.timing.fit import depth_of, fit_wall_time, forward_sums, selection_sums
+from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.trace import OperationTrace, read_op_times, trace_step
 
 if TYPE_CHECKING:

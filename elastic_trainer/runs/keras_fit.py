@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from elastic_trainer.datasets.batches import UNKNOWN_STEPS, Batch, FitData
 from elastic_trainer.engine.task import CompiledTask
+from elastic_trainer.profiling.tables import estimated_table
 from elastic_trainer.runs.engine import Engine
 from elastic_trainer.selection.budget import smallest_rho
 from elastic_trainer.selection.elastic import ElasticScheme
@@ -30,8 +31,7 @@ from elastic_trainer.selection.payoff import (
 )
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing.estimate import estimated_table, sharpened
-from elastic_trainer.timing.table import TimingTable
+from elastic_trainer.timing.table import TimingTable, sharpened
 
 CORRECTIONS = 2  # selections that follow the first one because steps took longer or shorter than asked
 

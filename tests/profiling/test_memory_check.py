@@ -5,16 +5,15 @@ from conftest import make_small_model, with_vit
 from small_runs import SETTINGS
 
 import models
-from elastic_trainer.datasets.batches import part_rows
-from elastic_trainer.engine import memory as budget
-from elastic_trainer.engine.memory import MemoryBudget
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.networks.tensors import all_mask, head_mask
+from elastic_trainer.profiling import memory_check
+from elastic_trainer.profiling.memory_check import TracedSteps
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import MODEL_NAMES
+from elastic_trainer.system import memory_budget as budget
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.timing import memory_check
-from elastic_trainer.timing.memory_check import TracedSteps
+from elastic_trainer.system.memory_budget import MemoryBudget, part_rows
 
 ON_64 = "memory: training mobilenetv2 on 64 images of 8×8 takes about 650 MB more, and "
 
