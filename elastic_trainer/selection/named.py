@@ -1,30 +1,54 @@
 """Schemes and importances by name (no TensorFlow here): plain dictionaries.
 
 Other programs add their own: `SCHEMES["mine"] = SchemeEntry(make, "Mine", "…")`. The parser, figures and docs/flags.md
-read them.
+read them. Modules that need TensorFlow are imported inside functions, when they are first used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from elastic_trainer.system.errors import UserError, not_one_of
 
 
-def _module(name: str) -> Any:
-    """A module of the package that needs TensorFlow: it is imported when it is first used."""
-    return import_module(f"elastic_trainer.{name}")
+def _importance() -> Any:
+    from elastic_trainer.selection import importance
+
+    return importance
+
+
+def _schemes() -> Any:
+    from elastic_trainer.selection import schemes
+
+    return schemes
+
+
+def _select() -> Any:
+    from elastic_trainer.selection import select
+
+    return select
+
+
+def _tensors() -> Any:
+    from elastic_trainer.networks import tensors
+
+    return tensors
+
+
+def _prunetrain(context: Any) -> Any:
+    from elastic_trainer.selection.pruning.scheme import prunetrain
+
+    return prunetrain(context)
 
 
 # Task and batch size -> `selection.importance.ImportanceEvaluator`.
 IMPORTANCES: dict[str, Callable[..., Any]] = {
-    "gain": lambda *args: _module("selection.importance").ImportanceEvaluator(*args),
-    "weight_magnitude": lambda *args: _module("selection.importance").WeightMagnitude(*args),
-    "grad_magnitude": lambda *args: _module("selection.importance").GradientMagnitude(*args),
-    "random": lambda *args: _module("selection.importance").Random(*args),
+    "gain": lambda *args: _importance().ImportanceEvaluator(*args),
+    "weight_magnitude": lambda *args: _importance().WeightMagnitude(*args),
+    "grad_magnitude": lambda *args: _importance().GradientMagnitude(*args),
+    "random": lambda *args: _importance().Random(*args),
 }
 
 # --- schemes ----------------------------------------------------------------------------------------------------------
@@ -51,9 +75,11 @@ def elastic(
     """Elastic training by an importance or without one; `select` replaces the Tensor Selector `select_tensors`."""
 
     def make(context: Any) -> Any:
+        from elastic_trainer.selection.elastic import ElasticScheme
+
         evaluator = None if importance is None else IMPORTANCES[importance]
-        selector = select or _module("selection.select").select_tensors
-        return _module("selection.elastic").ElasticScheme(context, evaluator, selector)
+        selector = select or _select().select_tensors
+        return ElasticScheme(context, evaluator, selector)
 
     return SchemeEntry(make, label, trains, is_elastic=True, importance=importance)
 
@@ -62,24 +88,24 @@ def _fixed(label: str, trains: str, mask: Callable[[Any, int], Any]) -> SchemeEn
     """The same tensors from start to end."""
 
     def make(context: Any) -> Any:
-        return _module("selection.schemes").FixedScheme(mask(context.task.model, context.settings.trained_layers))
+        return _schemes().FixedScheme(mask(context.task.model, context.settings.trained_layers))
 
     return SchemeEntry(make, label, trains, mask)
 
 
 def _all(model: Any, layers: int = 0) -> Any:
-    return _module("networks.tensors").all_mask(model)
+    return _tensors().all_mask(model)
 
 
 def _head(model: Any, layers: int = 0) -> Any:
-    return _module("networks.tensors").head_mask(model)
+    return _tensors().head_mask(model)
 
 
 SCHEMES: dict[str, SchemeEntry] = {
     "full_training": _fixed("Full training", "every tensor", _all),
     "traditional_tl_training": _fixed("Traditional TL", "the head alone (transfer learning)", _head),
     "closed_form_head": SchemeEntry(
-        lambda context: _module("selection.schemes").ClosedFormScheme(context),
+        lambda context: _schemes().ClosedFormScheme(context),
         "Closed-form head",
         "the head, without gradients: a linear discriminant of the features below it, from one forward pass",
         _head,
@@ -89,12 +115,12 @@ SCHEMES: dict[str, SchemeEntry] = {
     "bn_plus_bias_training": _fixed(
         "BN+Bias",
         "scales and shifts of normalisation, biases, and the head",
-        lambda model, _: _module("networks.tensors").normalisation_and_bias_mask(model),
+        lambda model, _: _tensors().normalisation_and_bias_mask(model),
     ),
     "last_layers_training": _fixed(
         "Last layers",
         "the last layers (paper, Fig 2)",
-        lambda model, layers: _module("networks.tensors").last_layers_mask(model, layers),
+        lambda model, layers: _tensors().last_layers_mask(model, layers),
     ),
     "elastic_training": elastic("ElasticTrainer", "tensors selected by importance"),
     "elastic_training_weight_magnitude": elastic(
@@ -110,10 +136,10 @@ SCHEMES: dict[str, SchemeEntry] = {
         "Upper part",
         "all tensors from the output down to the deepest one within the time budget; importance is not measured",
         None,
-        lambda *args: _module("selection.select").select_upper_part(*args),
+        lambda *args: _select().select_upper_part(*args),
     ),
     "prunetrain": SchemeEntry(
-        lambda context: _module("selection.pruning.scheme").prunetrain(context),
+        _prunetrain,
         "PruneTrain",
         "every tensor, while channels are removed ([PruneTrain](prunetrain.md))",
         can_split=False,
