@@ -30,7 +30,7 @@ from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
 from elastic_trainer.system.memory_budget import MemoryBudget, Needed, part_rows
 from elastic_trainer.timing.table import TimingTable
-from elastic_trainer.timing.table_file import load_table, other_setup, table_folder
+from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder
 
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
@@ -174,7 +174,8 @@ def _find_table(settings: Settings, steps: TracedSteps) -> TimingTable:
     """
     part, model = part_of(settings), steps.model
     folder, remake = table_folder(part), profiler_command(part)
-    table, found = None, f"no timing table in {folder}"
+    others = ", ".join(other_tables(part))
+    table, found = None, f"no timing table in {folder}" + (f" (there is one for {others})" if others else "")
     if (folder / TABLE_RECORD).is_file():
         table = load_table(part, model, remake)
         why = other_setup(table.details)
