@@ -20,6 +20,7 @@ KINDS = "JPEG, PNG, BMP, WebP or GIF"
 MAX_MB = 576  # that reading one photo may take: 64 megapixels of a PNG
 PIXEL_BYTES, WEBP_BYTES = 9, 21  # that decoding takes at most, for each pixel (measured; libwebp makes copies)
 ROWS = 64  # that are converted at a time
+PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"eXIf", b"IEND")  # of a PNG, and its orientation
 ORIENTATION = 0x0112  # in EXIF data: one of these, which numbers the methods of `Image.transpose`
 TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 BILINEAR = 2  # Pillow 8, the last for Python 3.6, has these names elsewhere
@@ -31,7 +32,7 @@ def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb:
     """The pixels of a photo as every program of this project sees them: uint8 [size, size, 3].
 
     It is turned upright by its EXIF orientation and stretched to a square; grey becomes RGB, transparent becomes white.
-    A JPEG of at least twice the size is decoded at a half, a quarter or an eighth of its own.
+    A JPEG of at least twice the size is decoded at a half, a quarter or an eighth of its own. Texts are ignored.
 
     Args:
         photo: the path of a JPEG, PNG, BMP, WebP or GIF, or what it contains.
@@ -44,7 +45,19 @@ def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb:
     """
     if not isinstance(photo, bytes) and os.path.exists(photo) and not os.path.isfile(photo):
         raise OSError("a pipe, a device or a folder, not a file")  # opening it might wait without end
-    with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file, _opened(file) as image:
+    with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file:
+        try:
+            return _decoded(file, size, most_mb)
+        except ValueError:
+            file.seek(0)
+            if file.read(4) != b"\x89PNG":
+                raise
+            file.seek(0)
+            return _decoded(_without_texts(file.read()), size, most_mb)  # Pillow refuses large ones
+
+
+def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
+    with _opened(file) as image:
         width, height = image.size
         # A progressive JPEG is first read at its full size, as coefficients of 3 bytes for each pixel.
         read_bytes = 3 * width * height if image.info.get("progressive") else 0
@@ -90,6 +103,17 @@ def _in_rgb(image: "Image.Image") -> "Image.Image":
             rows = Image.alpha_composite(Image.new("RGBA", rows.size, "white"), rows.convert("RGBA"))
         converted.paste(rows.convert("RGB"), (0, top))
     return converted
+
+
+def _without_texts(png: bytes) -> IO[bytes]:
+    """A PNG with the chunks alone that decide on its pixels."""
+    kept, start = png[:8], 8
+    while start < len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+        if png[start + 4 : start + 8] in PIXEL_CHUNKS:
+            kept += png[start:end]
+        start = end
+    return io.BytesIO(kept)
 
 
 def digest(pixels: np.ndarray) -> int:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+import zlib
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,15 @@ def test_why_a_file_cannot_be_read(tmp_path):
         with pytest.raises(OSError) as caught:
             read_photo(str(tmp_path / name), 8)
         assert (caught.value.strerror or str(caught.value)) == why
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_png_with_a_large_compressed_text_is_read_without_it(is_last):
+    content = encoded(halves(), "PNG")
+    text = b"zTXtcomment\0\0" + zlib.compress(bytes(2 * PngImagePlugin.MAX_TEXT_CHUNK))
+    chunk = (len(text) - 4).to_bytes(4, "big") + text + zlib.crc32(text).to_bytes(4, "big")
+    place = len(content) - 12 if is_last else 33  # before its end, or after its header
+    np.testing.assert_array_equal(read_photo(content[:place] + chunk + content[place:], 16), read_photo(content, 16))
 
 
 # --- digests: copies are one photo, whatever their format, metadata and orientation -----------------------------------
