@@ -1,6 +1,7 @@
 """What a run chooses: batch size, its parts, timing table, memory of images."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,13 @@ def test_a_run_without_a_timing_table_goes_by_flops_and_its_own_steps(words, tmp
     rows = rows_of(tmp_path / "mine" / "selections.csv")
     assert [*dict.fromkeys(row["step"] for row in rows)] == ["0", "10", "30"]
     assert float(rows[0]["slowdown"]) != 1, "gradient passes say how fast the device is"
+
+
+def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, tmp_path, capsys):
+    shutil.copytree(folder_of(words) / "profiles", tmp_path / "profiles")
+    train_run(parse_training([*without_table(words, tmp_path), "--run_name", "other", "--batch_size", "2", "--plan"]))
+    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): times follow from FLOPs"
+    assert re.search(rf"no timing table in {tmp_path}/profiles/\S+_12_3_2\S* {sizes}", capsys.readouterr().out)
 
 
 def test_a_default_rho_that_the_head_alone_exceeds_is_raised_and_a_given_one_is_refused(words, capsys, monkeypatch):
