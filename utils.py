@@ -29,7 +29,10 @@ FULL_DISK = errno.ENOSPC, errno.EDQUOT
 
 
 def run_cli(main: Callable[[], None]) -> NoReturn:
-    """Run a command line's `main`. Errors that the user can fix are a line on stderr; then exit with `_status`."""
+    """Run a command line's `main`. Errors that the user can fix are a line on stderr.
+
+    Then exit with 2: the command has to be changed; or 1: it may succeed as it is, once there is room on the disk.
+    """
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -46,15 +49,8 @@ def run_cli(main: Callable[[], None]) -> NoReturn:
         if message is None:
             raise
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(_status(error))
+        sys.exit(1 if getattr(error.__cause__, "errno", None) in FULL_DISK else 2)
     sys.exit(0)
-
-
-def _status(error: Exception) -> int:
-    """2: the command has to be changed; 1: it may succeed as it is, once there is room on the disk."""
-    cause = error.__cause__  # TensorFlow's file of events raises the second
-    is_full = getattr(cause, "errno", None) in FULL_DISK or type(cause).__name__ == "ResourceExhaustedError"
-    return 1 if is_full else 2
 
 
 def _message(error: Exception) -> str | None:

@@ -6,7 +6,6 @@ training started from, if it was tested.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -61,8 +60,7 @@ class RunLog(Listener):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with contextlib.nullcontext() if exception[0] is None else contextlib.suppress(UserError):
-            self.events.close()
+        self.events.close()
 
     def restore(self, trainer: Trainer) -> None:
         """Load the newest checkpoint into `trainer`, if there is one. A finished run goes on as the settings say."""

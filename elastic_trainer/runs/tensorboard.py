@@ -6,10 +6,8 @@ also where the time of day was set back meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ import tensorflow as tf
 from elastic_trainer.engine.state import StepResult
 from elastic_trainer.runs.history import RECENT, means_of, median_step_ms
 from elastic_trainer.runs.listener import Listener
-from elastic_trainer.system.errors import UserError, importing
+from elastic_trainer.system.errors import importing
+from elastic_trainer.system.files import writing
 
 with importing("TensorBoard's events"):
     from tensorboard.compat.proto.event_pb2 import Event
@@ -28,6 +27,7 @@ with importing("TensorBoard's events"):
     from tensorboard.plugins.custom_scalar import summary as custom_scalar
     from tensorboard.plugins.image.metadata import create_summary_metadata
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
     from tensorboard.util.tensor_util import make_tensor_proto
 
 METERS = ("train_flops", "energy_joules", "peak_memory_mb", "gpu_peak_memory_mb")  # columns of metrics.csv
@@ -42,7 +42,7 @@ class EventsWriter(Listener):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self._folder = folder
-        self._writer: Any = None
+        self._file: Any = None
         self._results: list[StepResult] = []  # of the epoch
         self._last_point = 0.0
 
@@ -50,8 +50,9 @@ class EventsWriter(Listener):
         """Start another file of events. What an interrupted run wrote after its checkpoint is there twice, then."""
         earlier = [int(path.name.split(".")[3]) for path in self._folder.glob(f"{PREFIX}*")]
         number = max([int(time.time()), *(one + 1 for one in earlier)])
-        with self._reporting():
-            self._writer = tf.io.TFRecordWriter(str(self._folder / f"{PREFIX}{number:010}.{os.getpid()}"))
+        path = self._folder / f"{PREFIX}{number:010}.{os.getpid()}"
+        with writing(path):
+            self._file = path.open("wb", buffering=0)  # TensorBoard reads it while it grows
         self._write(Event(file_version="brain.Event:2"))
         # One chart with step time and budget together, on the page of custom scalars.
         lines = layout_pb2.MultilineChartContent(tag=["step_time/measured_ms", "step_time/budget_ms"])
@@ -86,9 +87,8 @@ class EventsWriter(Listener):
         self._draw_selections()
 
     def close(self) -> None:
-        if self._writer is not None:
-            with self._reporting():
-                self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
     def _write_point(self) -> None:
         """Write the means of the latest steps."""
@@ -101,19 +101,10 @@ class EventsWriter(Listener):
         }
         self._write_scalars(history.step, values)
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Errors of TensorFlow's writer in this block become a `UserError`."""
-        try:
-            yield
-        except tf.errors.OpError as error:
-            raise UserError(f"{self._folder}: cannot write TensorBoard's events: {error.message}") from error
-
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
-        with self._reporting():
-            self._writer.write(event.SerializeToString())
-            self._writer.flush()
+        with writing(self._folder):
+            RecordWriter(self._file).write(event.SerializeToString())
 
     def _write_scalars(self, step: int, values: dict[str, float | None]) -> None:
         """Write scalars by tag, except those that are None."""
