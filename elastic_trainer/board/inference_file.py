@@ -51,20 +51,16 @@ def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> Inf
         for variable in trained:
             variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
         [content] = convert_function(model, infer, "--export: LiteRT cannot run this network", False)
-        values = [source().numpy() for source in sources]
-    places = [_place(content, value) for value in values]
-    found = [place for place in places if place is not None]
-    if len(found) < len(places):
-        raise UserError("--export: the converter merges weights of this network, so a board cannot write them")
+        places = [_place(content, source().numpy()) for source in sources]
 
     def arrays() -> list[tf.Tensor]:
         results = []
-        for source, place in zip(sources, found, strict=True):
+        for source, place in zip(sources, places, strict=True):
             value = source() + place.added if place.added else source()
             results.append(value if place.layout == sorted(place.layout) else tf.transpose(value, place.layout))
         return results
 
-    offsets = [place.offset for place in found]
+    offsets = [place.offset for place in places]
     return InferenceFile(content, offsets, tf.function(arrays, autograph=False).get_concrete_function())
 
 
@@ -76,23 +72,23 @@ class _Place(NamedTuple):
     added: float = 0.0
 
 
-def _place(content: bytes, value: np.ndarray) -> _Place | None:
+def _place(content: bytes, value: np.ndarray) -> _Place:
     for layout in [[*range(value.ndim)], *_OTHER_LAYOUTS.get(value.ndim, ())]:
         encoded = value.transpose(layout).astype("<f4").tobytes()
         if content.count(encoded) == 1:
             return _Place(content.index(encoded), layout)
-    if value.ndim != 1 or len(value) < SMALLEST_SHIFTED:
-        return None
-    numbers = np.frombuffer(content[: len(content) // 4 * 4], "<f4")  # arrays of the file start at multiples of 4
-    with np.errstate(invalid="ignore", over="ignore"):
-        firsts = numbers[: len(numbers) - len(value) + 1]
-        near = np.abs(numbers[1 : len(firsts) + 1] - firsts - (value[1] - value[0])) < SHIFT_ERROR
-        windows = np.lib.stride_tricks.sliding_window_view(numbers, len(value))[np.flatnonzero(near)]
-        shifts = windows - value
-        matches = np.flatnonzero(np.abs(shifts - shifts[:, :1]).max(axis=1, initial=0.0) < SHIFT_ERROR)
-    if len(matches) != 1:
-        return None
-    return _Place(4 * int(np.flatnonzero(near)[matches[0]]), [0], float(np.float32(shifts[matches[0]].mean())))
+    if value.ndim == 1 and len(value) >= SMALLEST_SHIFTED:
+        numbers = np.frombuffer(content[: len(content) // 4 * 4], "<f4")  # arrays of the file start at multiples of 4
+        with np.errstate(invalid="ignore", over="ignore"):
+            firsts = numbers[: len(numbers) - len(value) + 1]
+            near = np.abs(numbers[1 : len(firsts) + 1] - firsts - (value[1] - value[0])) < SHIFT_ERROR
+            windows = np.lib.stride_tricks.sliding_window_view(numbers, len(value))[np.flatnonzero(near)]
+            shifts = windows - value
+            matches = np.flatnonzero(np.abs(shifts - shifts[:, :1]).max(axis=1, initial=0.0) < SHIFT_ERROR)
+        if len(matches) == 1:
+            [match] = matches
+            return _Place(4 * int(np.flatnonzero(near)[match]), [0], float(np.float32(shifts[match].mean())))
+    raise UserError("--export: the converter merges weights of this network, so a board cannot write them")
 
 
 def _sources(model: keras.Model, trained: Sequence[keras.Variable]) -> list[Callable[[], tf.Tensor]]:
