@@ -1,7 +1,7 @@
 """What TensorBoard shows of a run: curves, and the map of the trained tensors.
 
-TensorBoard reads the files of a run in the order of their names. So those of a resumed run come after the earlier ones,
-also where the time of day was set back meanwhile.
+TensorBoard reads the files of a run by their names, and takes the time of each event from it. Both go on from those of
+an interrupted run, also where the time of day was set back meanwhile.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from elastic_trainer.system.errors import importing
 from elastic_trainer.system.files import writing
 
 with importing("TensorBoard's events"):
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2
@@ -48,8 +49,10 @@ class EventsWriter(Listener):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Start another file of events. What an interrupted run wrote after its checkpoint is there twice, then."""
-        earlier = [int(path.name.split(".")[3]) for path in self._folder.glob(f"{PREFIX}*")]
-        number = max([int(time.time()), *(one + 1 for one in earlier)])
+        earlier = [*self._folder.glob(f"{PREFIX}*")]
+        walls = [event.wall_time for path in earlier for event in EventFileLoader(str(path)).Load()]
+        self._start = max([time.time(), *walls]) - time.monotonic()
+        number = max([int(time.time()), *(int(path.name.split(".")[3]) + 1 for path in earlier)])
         path = self._folder / f"{PREFIX}{number:010}.{os.getpid()}"
         with writing(path):
             self._file = path.open("wb", buffering=0)  # TensorBoard reads it while it grows
@@ -102,7 +105,7 @@ class EventsWriter(Listener):
         self._write_scalars(history.step, values)
 
     def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
+        event.wall_time = self._start + time.monotonic()
         with writing(self._folder):
             RecordWriter(self._file).write(event.SerializeToString())
 
