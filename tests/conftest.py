@@ -19,8 +19,8 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.tensors import head_mask, tensor_names
+from elastic_trainer.profiling import measuring, profile
 from elastic_trainer.runs import trainer
-from elastic_trainer.timing import measuring, profiling
 from elastic_trainer.timing.attribution import attribute
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.table import TimingTable
@@ -156,7 +156,7 @@ def quick_profiles():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "CALIBRATION", [one for one in FEW_SELECTIONS for _ in range(2)])
         patch.setattr(measuring, "MAX_ROUNDS", measuring.MIN_ROUNDS)
-        patch.setattr(profiling, "MAX_TRACED", profiling.MIN_TRACED)
+        patch.setattr(profile, "MAX_TRACED", profile.MIN_TRACED)
         yield
 
 

@@ -14,9 +14,9 @@ from traces import GRADIENT_MS, tx2_trace
 import models
 import profiler
 from elastic_trainer.networks.tensors import head_mask
+from elastic_trainer.profiling import measuring
 from elastic_trainer.profiling.profile import table_of_trace
 from elastic_trainer.settings import Settings
-from elastic_trainer.timing import measuring
 from elastic_trainer.timing.trace import read_trace
 
 
