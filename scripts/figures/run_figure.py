@@ -56,7 +56,7 @@ def training_images(dataset_name: str, data_dir: Path | None, test_fraction: flo
     """Number of training images; the paper's data sets need not be there."""
     if dataset_name in paper_figures.IMAGES:
         return paper_figures.IMAGES[dataset_name]
-    return find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)).counts[0]
+    return find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)).training_count
 
 
 def steps_of_an_epoch(settings: Settings) -> int:
