@@ -64,7 +64,4 @@ def find_to_test(settings: Settings, class_names: Sequence[str] | None, has_reco
 
 def count_training_images(settings: Settings) -> int | None:
     """About how many images of an image folder there are to train on, by the number of files; None for others."""
-    if not DATASETS[settings.dataset_name].is_folder:
-        return None
-    source = find(settings)
-    return source.train.count - round((source.test_fraction or 0.0) * source.train.count)
+    return find(settings).training_count if DATASETS[settings.dataset_name].is_folder else None

@@ -40,6 +40,11 @@ class DataSource(NamedTuple):
     tested_later: int = 0
     notes: Sequence[str] = ()  # lines for the user
 
+    @property
+    def training_count(self) -> int:
+        """About how many images are for training."""
+        return self.train.count - round((self.test_fraction or 0.0) * self.train.count)
+
 
 def read_digits(_: Settings) -> DataSource:
     """The 1,797 digits (8×8, grey) as RGB images, half of them for training, stratified by class."""

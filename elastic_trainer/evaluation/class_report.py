@@ -30,7 +30,7 @@ COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted",
 class ClassResult(NamedTuple):
     """The result of one class: a row of classes.csv, with `COLUMNS`."""
 
-    index: int
+    number: int
     name: str
     precision: float | None  # 0…1; None if it is 0 divided by 0, as recall and f1
     recall: float | None
@@ -69,7 +69,7 @@ def class_results(counts: np.ndarray, names: Sequence[str]) -> list[ClassResult]
         )
         for k, name in enumerate(names)
     ]
-    return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.index))
+    return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.number))
 
 
 def report(evaluation: Evaluation, model: keras.Model, dataset: ImageData) -> str:

@@ -25,7 +25,7 @@ from runner import Run, carry_out, make_run
 
 import utils
 from elastic_trainer.cli.commands import NAMES as NAMES_OF_FLAGS
-from elastic_trainer.datasets.named import class_names, count_training_images, find
+from elastic_trainer.datasets.named import class_names, find
 from elastic_trainer.settings import MAIN_FLAGS, Settings
 from elastic_trainer.settings.flags import OneLineParser, count, one_of, stem_to_write
 
@@ -56,8 +56,7 @@ def training_images(dataset_name: str, data_dir: Path | None, test_fraction: flo
     """Number of training images; the paper's data sets need not be there."""
     if dataset_name in paper_figures.IMAGES:
         return paper_figures.IMAGES[dataset_name]
-    settings = Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)
-    return count_training_images(settings) or find(settings).train.count
+    return find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)).training_count
 
 
 def steps_of_an_epoch(settings: Settings) -> int:

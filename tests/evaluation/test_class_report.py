@@ -36,14 +36,14 @@ def test_class_results_equal_naive_counting_and_start_with_the_lowest_f1():
     results = class_results(confusion(predictions, 4), names)
     pairs = list(zip(predictions.labels, predictions.predicted, strict=True))
     for r in results[:-1]:
-        right = sum(true == predicted == r.index for true, predicted in pairs)
-        images, taken = (sum(pair[i] == r.index for pair in pairs) for i in (0, 1))
-        assert (r.name, r.support, r.predicted) == (names[r.index], images, taken)
+        right = sum(true == predicted == r.number for true, predicted in pairs)
+        images, taken = (sum(pair[i] == r.number for pair in pairs) for i in (0, 1))
+        assert (r.name, r.support, r.predicted) == (names[r.number], images, taken)
         assert (r.precision, r.recall) == (right / taken, right / images)
         assert r.f1 == pytest.approx(2 / (taken / right + images / right))
-        others = [sum(pair == (r.index, k) for pair in pairs) for k in range(4) if k != r.index]
+        others = [sum(pair == (r.number, k) for pair in pairs) for k in range(4) if k != r.number]
         assert r.taken_for_count == max(others)
-        assert r.taken_for is None or pairs.count((r.index, names.index(r.taken_for))) == max(others)
+        assert r.taken_for is None or pairs.count((r.number, names.index(r.taken_for))) == max(others)
     scores = [r.f1 for r in results if r.f1 is not None]
     assert scores == sorted(scores) and len(scores) == len(results) - 1
     assert results[-1].name == "dog" and results[-1].f1 is None and results[-1].support == 0
