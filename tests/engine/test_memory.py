@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elastic_trainer.engine import memory as budget
+from elastic_trainer.system import memory_budget as budget
 from elastic_trainer.system.memory_budget import MemoryBudget, StepMemory
 
 
