@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
-
-import keras
+from typing import TYPE_CHECKING, Any
 
 from elastic_trainer.engine.memory import step_memory
-from elastic_trainer.engine.step import TrainStep
-from elastic_trainer.engine.task import Task
-from elastic_trainer.networks.tensors import tensor_names
 from elastic_trainer.timing.attribution import Attribution, OperationTimes, attribute
 from elastic_trainer.timing.fit import Fit
 from elastic_trainer.timing.flops import count_bytes, count_flops
 from elastic_trainer.timing.table import TimingTable
+
+if TYPE_CHECKING:  # so that a mistake on the command line is answered without TensorFlow
+    import keras
+
+    from elastic_trainer.engine.step import TrainStep
+    from elastic_trainer.engine.task import Task
 
 # Of moving a byte, in FLOPs: shares of steps of five networks are predicted alike by 1 to 20 (docs/log/time_model.md).
 FLOPS_OF_BYTE = 3.0
@@ -35,6 +36,8 @@ def estimated_table(
     The step is traced, which takes a second or two, and not compiled. Where shapes say nothing, operations take the
     same time each. `sharpened` corrects the table by further steps.
     """
+    from elastic_trainer.engine.step import TrainStep
+
     full = TrainStep(task, optimizer, batch_size)
     flops, moved = count_flops(full.graph, contractions_alone=True), count_bytes(full.graph)
     costs = {name: flops[name] + FLOPS_OF_BYTE * moved[name] for name in flops}
@@ -71,6 +74,8 @@ def timing_table(
     details: dict[str, Any],
 ) -> TimingTable:
     """The timing table of `full`, the step that trains everything, by the `times` of its operations."""
+    from elastic_trainer.networks.tensors import tensor_names
+
     names, variables, positions = tensor_names(task.model), task.model.trainable_variables, attribution.positions
     details["operation_ms"] = {
         "forward": times.forward_ms,
