@@ -56,8 +56,8 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
     """
     if settings.resume and is_finished(settings.folder) and not goes_on(settings):
-        with run_folder(settings.logdir, settings.run_name, resume=True) as folder:
-            _finish_again(settings, folder)
+        with run_folder(settings.logdir, settings.run_name, resume=True) as finished:
+            _finish_again(settings, finished)
         return
     load_tensorflow()
 
