@@ -16,7 +16,7 @@ from pathlib import Path
 import keras
 
 from elastic_trainer.networks import pretrained
-from elastic_trainer.networks.architectures import architecture, build_backbone
+from elastic_trainer.networks.architectures import build_backbone, preprocess
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.tensors import HEAD
@@ -39,7 +39,7 @@ def build_model(
     """A network for fine-tuning, with a new head.
 
     Args:
-        name: a network we know (see `architecture`), a .keras file, or file.py:function (see `build_custom_model`).
+        name: a network we know (see `build_backbone`), a .keras file, or file.py:function (see `build_custom_model`).
         input_size: height and width in pixels.
         num_classes: number of logits.
         weights: "imagenet", "none", or a path (see `pretrained.load`).
@@ -57,10 +57,9 @@ def build_model(
         if weights != "none":
             pretrained.load(model, as_given, Path(weights), name, classes)
         return model
-    parts = architecture(name)
     backbone = freeze_batch_norm(build_backbone(name, input_size, weights, alpha))
-    x = backbone(parts.preprocess(inputs))
-    if parts.pool:
+    x = backbone(preprocess(name, inputs))
+    if len(x.shape) == 4:
         x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
     x = keras.layers.Dropout(DROPOUT, seed=seed + 2, name="dropout")(x)
     outputs = keras.layers.Dense(num_classes, name=HEAD, dtype="float32")(x)

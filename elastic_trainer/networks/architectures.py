@@ -7,9 +7,7 @@ from here, all others from keras.applications, so every network of Keras can be 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -17,91 +15,51 @@ from elastic_trainer.networks.efficientnet_lite import OFFSET, SCALE, efficientn
 from elastic_trainer.settings.network_names import KERAS_NETWORKS, PACKAGED_NETWORK, WIDTHS
 from elastic_trainer.system.errors import UserError, first_line, importing
 
-SMALLEST_SIZE = 32  # of the input; Keras requires more for some networks
-
-# Whether the channels of images in 0…255 are reversed, and the scale and offset of each. Keras' functions for that
-# cannot be saved as layers.
-_PLUS_MINUS_ONE = (False, [1 / 127.5] * 3, [-1.0] * 3)
-_CAFFE = (True, [1.0] * 3, [-103.939, -116.779, -123.68])
+# Whether the channels of images in 0…255 are reversed, and the scale and offset of all or of each. Keras' functions for
+# that cannot be saved as layers.
+_PLUS_MINUS_ONE = (False, 1 / 127.5, -1.0)
+_CAFFE = (True, 1.0, [-103.939, -116.779, -123.68])
 _DEVIATIONS = (0.229, 0.224, 0.225)
 _TORCH = (
     False,
     [1 / 255 / deviation for deviation in _DEVIATIONS],
     [-mean / deviation for mean, deviation in zip((0.485, 0.456, 0.406), _DEVIATIONS, strict=True)],
 )
-_SCALINGS = {  # by module of keras.applications; other backbones have a layer for it
-    **dict.fromkeys(("mobilenet", "mobilenet_v2", "inception_v3", "inception_resnet_v2"), _PLUS_MINUS_ONE),
+_SCALINGS: dict[str, tuple[bool, Any, Any]] = {  # by name, or module of keras.applications; others have a layer for it
+    **dict.fromkeys(("vit", "mobilenet", "mobilenet_v2", "inception_v3", "inception_resnet_v2"), _PLUS_MINUS_ONE),
     **dict.fromkeys(("nasnet", "resnet_v2", "xception"), _PLUS_MINUS_ONE),
     **dict.fromkeys(("resnet", "vgg16", "vgg19"), _CAFFE),
     "densenet": _TORCH,
+    PACKAGED_NETWORK: (False, SCALE, OFFSET),
 }
 
 
-class Architecture(NamedTuple):
-    """How one backbone is built."""
-
-    build: Callable[[int, float, str | None], keras.Model]  # of input size, alpha, and "imagenet" or None
-    preprocess: Callable[[keras.KerasTensor], keras.KerasTensor]  # of images in 0…255, as in pre-training
-    size_step: int = 1  # the input size must be a multiple of this
-    pool: bool = True  # whether it returns a feature map, which needs global average pooling
-
-
-def architecture(name: str) -> Architecture:
-    """The architecture called `name`, as `network_names.known_network` takes it, in lower case."""
-    if name == "vit":
-        return Architecture(_build_vit, partial(_preprocess, *_PLUS_MINUS_ONE), size_step=16, pool=False)
-    if name == PACKAGED_NETWORK:
-        scaled = partial(_preprocess, False, [SCALE] * 3, [OFFSET] * 3)
-        return Architecture(lambda size, alpha, weights: efficientnet_lite(size, weights), scaled)
-    keras_name = next(keras_name for keras_name in KERAS_NETWORKS if keras_name.lower() == name)
-    function = getattr(keras.applications, keras_name)
-    scaling = _SCALINGS.get(function.__module__.rpartition(".")[2])
-    preprocess: Callable[..., Any] = partial(_preprocess, *scaling) if scaling else lambda images: images
-
-    def build(size: int, alpha: float, weights: str | None) -> keras.Model:
-        width = {"alpha": alpha} if name in WIDTHS else {}
-        return function(input_shape=(size, size, 3), include_top=False, weights=weights, **width)
-
-    return Architecture(build, preprocess)
-
-
-def _preprocess(reverse: bool, scale: list[float], offset: list[float], images: keras.KerasTensor) -> keras.KerasTensor:
+def preprocess(name: str, images: keras.KerasTensor) -> keras.KerasTensor:
+    """Images in 0…255, scaled as in the pre-training of the network `name`, by layers that can be saved."""
+    family = _keras_function(name).__module__.rpartition(".")[2] if name in KERAS_NETWORKS else name
+    if family not in _SCALINGS:
+        return images
+    reverse, scale, offset = _SCALINGS[family]
     if reverse:
         images = keras.ops.flip(images, axis=-1)
-    common = [values[0] if len(set(values)) == 1 else values for values in (scale, offset)]
-    return keras.layers.Rescaling(*common)(images)
-
-
-def _build_vit(size: int, alpha: float, weights: str | None) -> keras.Model:
-    with importing("--model_name vit"):
-        from vit_keras import vit
-
-    network = vit.vit_b16(image_size=size, pretrained=weights == "imagenet", include_top=False, pretrained_top=False)
-    # vit-keras takes the class token with a Lambda layer, which Keras 3 refuses to load; slicing has the same result.
-    return keras.Model(network.inputs, network.get_layer("Transformer_encoder_norm").output[:, 0], name="vit_b16")
+    return keras.layers.Rescaling(scale, offset)(images)
 
 
 def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Model:
-    """Build the backbone of a network that has a name; `weights`: "imagenet", or anything else for random weights.
+    """Build the backbone of a network that has a name, as `network_names.known_network` returns it.
 
-    Raises `UserError` if the size is too small or not a multiple of the patch size, or if there are no ImageNet weights
-    for this width, or they cannot be downloaded. The message says which file to download by hand.
+    It returns a feature map or, of "vit", features. `weights`: "imagenet", or anything else for random weights.
+
+    Raises `UserError` if the size does not suit the network, or if there are no ImageNet weights for this width, or
+    they cannot be downloaded. The message says which file to download by hand.
     """
-    parts = architecture(name)
-    if size < SMALLEST_SIZE or size % parts.size_step:
-        rule = f"a multiple of {parts.size_step} and " if parts.size_step > 1 else ""
-        raise UserError(f"--input_size {size}: {name} needs {rule}at least {SMALLEST_SIZE}")
-    if weights != "imagenet":
-        try:
-            return parts.build(size, alpha, None)
-        except ValueError as error:  # smaller than Keras allows
-            raise UserError(f"--input_size {size}: {name} cannot be built at this size: {first_line(error)}") from error
     try:
-        return parts.build(size, alpha, "imagenet")
+        return _build(name, size, weights if weights == "imagenet" else None, alpha)
     except UserError:
         raise
-    except ValueError as error:  # a width for which no weights exist
-        raise UserError(f"--weights imagenet: {name} at --alpha {alpha:g}: {first_line(error)}") from error
+    except (ValueError, AssertionError) as error:
+        flags = f"--input_size {size}, --alpha {alpha:g} and --weights {weights}"
+        raise UserError(f"--model_name {name}: cannot be built with {flags}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
         url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
         then = "put it into ~/.keras/weights" if name == "vit" else "give --weights FILE"
@@ -110,3 +68,21 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
             f"{url[0] if url else 'them'} on a machine that has one, and {then}; or give --weights none, or "
             f"--model_name {PACKAGED_NETWORK}, whose weights are a package"
         ) from error
+
+
+def _build(name: str, size: int, weights: str | None, alpha: float) -> keras.Model:
+    if name == PACKAGED_NETWORK:
+        return efficientnet_lite(size, weights)
+    if name in KERAS_NETWORKS:
+        width = {"alpha": alpha} if name in WIDTHS else {}
+        return _keras_function(name)(input_shape=(size, size, 3), include_top=False, weights=weights, **width)
+    with importing("--model_name vit"):
+        from vit_keras import vit
+
+    network = vit.vit_b16(image_size=size, pretrained=weights == "imagenet", include_top=False, pretrained_top=False)
+    # vit-keras takes the class token with a Lambda layer, which Keras 3 refuses to load; slicing has the same result.
+    return keras.Model(network.inputs, network.get_layer("Transformer_encoder_norm").output[:, 0], name="vit_b16")
+
+
+def _keras_function(name: str) -> Any:
+    return getattr(keras.applications, KERAS_NETWORKS[name])

@@ -9,8 +9,7 @@ from pathlib import Path
 from elastic_trainer.system.errors import did_you_mean
 
 MODEL_NAMES = ("resnet50", "vgg16", "mobilenetv2", "vit")  # the paper's networks
-# All networks of keras.applications; the command line ignores case.
-KERAS_NETWORKS = (
+_KERAS = (
     *("ConvNeXtTiny", "ConvNeXtSmall", "ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge"),
     *("DenseNet121", "DenseNet169", "DenseNet201", "InceptionResNetV2", "InceptionV3"),
     *(f"EfficientNetB{k}" for k in range(8)),
@@ -18,6 +17,8 @@ KERAS_NETWORKS = (
     *("MobileNet", "MobileNetV2", "MobileNetV3Large", "MobileNetV3Small", "NASNetLarge", "NASNetMobile"),
     *("ResNet50", "ResNet50V2", "ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2", "VGG16", "VGG19", "Xception"),
 )
+# All networks of keras.applications: the name on the command line, which ignores case -> Keras' name.
+KERAS_NETWORKS = {name.lower(): name for name in _KERAS}
 PACKAGED_NETWORK = "efficientnetlite0"  # its ImageNet weights are a package of the index
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
@@ -55,12 +56,12 @@ def known_network(text: str) -> str:
             "{'DepthwiseConv2D': …}) with a from_config that drops 'groups'"
         )
     else:
-        known = dict.fromkeys((*MODEL_NAMES, PACKAGED_NETWORK, *(name.lower() for name in KERAS_NETWORKS)))
+        known = (*MODEL_NAMES, PACKAGED_NETWORK, *KERAS_NETWORKS)
         if text.lower() in known:
             return text.lower()
         raise argparse.ArgumentTypeError(
             f"'{text}' is not one of {', '.join((*MODEL_NAMES, PACKAGED_NETWORK))}, FILE.keras, FILE.py:FUNCTION, or a "
-            f"network of keras.applications{did_you_mean(text, [*known])}"
+            f"network of keras.applications{did_you_mean(text, known)}"
         )
     if not Path(file).is_file():
         raise argparse.ArgumentTypeError(f"there is no file '{file}'")

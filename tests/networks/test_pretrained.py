@@ -14,7 +14,7 @@ from pretrain_glyphs import draw_glyph, text_fonts
 import models
 from elastic_trainer.datasets.images import resized
 from elastic_trainer.networks import pretrained
-from elastic_trainer.networks.architectures import architecture
+from elastic_trainer.networks.architectures import build_backbone
 from elastic_trainer.networks.saved_model import save_model
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import GLYPH_HEAD, GLYPH_WEIGHTS
@@ -31,7 +31,7 @@ BACKBONES = {"vgg16": 1.0, "mobilenetv2": 0.35, "mobilenetv2 wide": 0.5, "vit": 
 def backbones(small_vit):
     """{label: backbone}."""
     labels = [label for label in BACKBONES if HAS_VIT or label != "vit"]
-    return {label: architecture(label.split()[0]).build(32, BACKBONES[label], None) for label in labels}
+    return {label: build_backbone(label.split()[0], 32, "none", BACKBONES[label]) for label in labels}
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +136,6 @@ def test_a_failing_download_of_imagenet_weights_says_what_to_do(name, monkeypatc
         r"https://weights.example/some_no_top.h5 on a machine that has one, and (give --weights FILE|put it into)",
     ):
         models.build_model(name, 64, 10, "imagenet")
-
-
-def test_a_width_without_imagenet_weights_is_refused():
-    with pytest.raises(UserError, match=r"--weights imagenet: mobilenetv2 at --alpha 0.4: "):
-        models.build_model("mobilenetv2", 64, 10, "imagenet", alpha=0.4)
 
 
 def differ(model, other):
