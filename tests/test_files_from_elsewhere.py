@@ -143,7 +143,7 @@ def test_weights_that_are_in_another_file_of_this_machine_are_not_read(place):
         file.create_dataset(names[0], shape, "float32", external=[(str(place / "secret"), 0, 4096)])
     network = ["--dataset_name", "digits", "--model_name", f"{Path(zoo.__file__)}:branches", "--input_size", 12]
     line = refusal("main.py", *network, "--logdir", place, "--weights", place / "my.weights.h5")
-    assert "is not a file of weights, or is damaged" in line and "is in another file" in line
+    assert "is damaged or does not fit" in line and "is in another file" in line
 
 
 def test_a_trace_is_read_up_to_a_size_and_only_if_it_is_one(place, monkeypatch):

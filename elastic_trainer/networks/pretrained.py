@@ -18,19 +18,17 @@ import numpy as np
 
 from elastic_trainer.networks.saved_model import check_finite, load_model
 from elastic_trainer.networks.tensors import head_mask
-from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
+from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.settings.network_names import is_custom_model
-from elastic_trainer.system.errors import UserError, first_few, first_line
+from elastic_trainer.system.errors import UserError, first_few
 from elastic_trainer.system.files import check_unpacked
-
-KINDS = ".h5, .weights.h5, .keras, or the folder of a run that saved its model"
 
 
 class Classes(NamedTuple):
     """Names of a network's classes, in the order of its outputs, and of those that the weights of its head are for."""
 
-    now: Sequence[str]
-    before: Sequence[str]
+    now: list[str]
+    before: list[str]
 
 
 def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, classes: Classes | None = None) -> None:
@@ -44,24 +42,18 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
         name: of the network, for the error if the file is missing, damaged, or belongs to another network.
         classes: of the network and of the model in `path`; None if the names of either are unknown.
     """
-    if not path.exists():
-        raise UserError(f"--weights {path}: there is no such file or folder; give {KINDS}")
     if path.is_dir():
-        path = _model_of_run(path)
+        path /= BEST_MODEL
+        if not path.is_file():
+            raise UserError(f"--weights {path.parent}: has no best.keras; a run saves it with --save_model or --export")
     if path.suffix == ".keras":
         _from_model(model, path, name, classes)
     elif path.suffix == ".h5":
         load_saved(backbone, path, "--weights", name if is_custom_model(name) else f"{name} without its top layers")
     else:
-        raise UserError(f"--weights {path}: must be one of {KINDS}")
-    check_finite(model, f"--weights {path}")
-
-
-def _model_of_run(folder: Path) -> Path:
-    for file in (BEST_MODEL, LAST_MODEL):
-        if (folder / file).is_file():
-            return folder / file
-    raise UserError(f"--weights {folder}: has no best.keras; a run saves it with --save_model or --export")
+        raise UserError(
+            f"--weights {path}: must be .h5, .weights.h5, .keras, or the folder of a run that saved its model"
+        )
 
 
 def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
@@ -72,18 +64,14 @@ def load_saved(model: keras.Model, path: Path, flag: str, name: str) -> None:
     """
     try:
         arrays = _count_arrays(path)
-    except Exception as error:  # h5py raises many types for a damaged file
-        raise UserError(f"{flag} {path}: is not a file of weights, or is damaged: {first_line(error)}") from error
-    try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Skipping")
             model.load_weights(path)
-    except Exception as error:  # Keras raises many types for a file that does not fit
-        raise UserError(f"{flag} {path}: does not fit {name}: {_mismatch(error)}") from error
-    if arrays > len(model.weights):
-        raise UserError(
-            f"{flag} {path}: does not fit {name}: it has {arrays} arrays, the network has {len(model.weights)}"
-        )
+        if arrays > len(model.weights):
+            raise ValueError(f"it has {arrays} arrays, the network has {len(model.weights)}")
+    except Exception as error:  # h5py and Keras raise many types for a file that is damaged or does not fit
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{flag} {path}: is damaged or does not fit {name}: {reason}") from error
     check_finite(model, f"{flag} {path}")
 
 
@@ -110,17 +98,13 @@ def _count_arrays(path: Path) -> int:
     return sum("optimizer" not in name and "seed_generator" not in name for name in names)
 
 
-def _mismatch(error: Exception) -> str:
-    """The first line of Keras' error, and its example of a layer that does not fit, if it gives one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1][:300]}"
-
-
 def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | None) -> None:
     """Load the weights of a saved model with the same layers, but possibly with other classes."""
-    is_head = head_mask(model)
-    head = [variable for variable, taken in zip(model.trainable_variables, is_head, strict=True) if taken]
-    new = [np.array(variable) for variable in head]
+    trainable = zip(model.trainable_variables, head_mask(model), strict=True)
+    in_head = {id(variable) for variable, is_head in trainable if is_head}
+    head = [weight for weight in model.weights if id(weight) in in_head]
+    body = [weight for weight in model.weights if id(weight) not in in_head]
+    new = [np.array(weight) for weight in head]
     try:
         source = load_model(path, "--weights").weights
     except UserError:
@@ -128,61 +112,56 @@ def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | No
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         source = model.weights
-    own, given = model.weights, head
-    if _shapes(source) != _shapes(own):
-        in_head = set(map(id, head))
-        own = [weight for weight in own if id(weight) not in in_head]
-        given = source[len(own) :]
-        # A network with a name is known by its backbone, so other layers may follow. A custom one has just its head.
-        has_other_layers = is_custom_model(name) and [s[:-1] for s in _shapes(given)] != [s[:-1] for s in _shapes(head)]
-        if _shapes(source[: len(own)]) != _shapes(own) or (given and has_other_layers):
-            raise UserError(f"--weights {path}: does not fit {name}: {_difference([*own, *head], source)}")
-    for weight, saved in zip(own, source, strict=False):
+    if len(source) == len(model.weights):
+        pairs = [*zip(model.weights, source, strict=True)]
+        saved_body = [saved for weight, saved in pairs if id(weight) not in in_head]
+        saved_head = [saved for weight, saved in pairs if id(weight) in in_head]
+    else:
+        saved_body, saved_head = source[: len(body)], source[len(body) :]
+    fits = _shapes(saved_body) == _shapes(body)
+    if is_custom_model(name):  # a network with a name is known by its backbone, so other layers may follow
+        fits &= _with_outputs(saved_head, 0) == _with_outputs(head, 0)
+    if not fits:
+        raise UserError(f"--weights {path}: does not fit {name}: its weights have other shapes")
+    for weight, saved in zip(body, saved_body, strict=True):
         weight.assign(saved)
-    _keep_head(head, new, [np.array(weight) for weight in given], model.output_shape[-1], path, classes)
+    _keep_head(head, new, [np.array(weight) for weight in saved_head], path, classes)
 
 
 def _keep_head(
     head: Sequence[keras.Variable],
     new: Sequence[np.ndarray],
-    given: Sequence[np.ndarray],
-    outputs: int,
+    saved: Sequence[np.ndarray],
     path: Path,
     classes: Classes | None,
 ) -> None:
-    """Take over what a saved head, `given`, knows of the classes, else `new`; print what that is.
+    """Give `head` what a saved one has for classes that both know, else its `new` values; print which these are.
 
-    Where the names of classes are known, the outputs of known ones are kept. Else the head is kept if it has the same
-    number of `outputs`, which are the last axis of its variables.
+    Without names of classes, a head of the same shape knows the same. Outputs are the last axis of its variables.
     """
-    before, known = given[-1].shape[-1] if given and given[-1].ndim else 0, list[str]()
-    if _shapes(given) == _shapes(new) and (classes is None or [*classes.now] == [*classes.before]):
-        new, known = given, [*classes.now] if classes else []
-    elif classes is None:
-        print(f"{path}: replacing its {f'{before}-class ' if given else ''}head with a new {outputs}-class one")
-    elif all(shape[-1:] == (outputs,) for shape in _shapes(new)) and _shapes(given) == [
-        (*shape[:-1], before) for shape in _shapes(new)
-    ]:
-        known = [name for name in classes.now if name in classes.before]
-        for array, saved in zip(new, given, strict=True):
+    now, before = classes or Classes([], [])
+    known: list[str] = []
+    if _shapes(saved) == _shapes(new) and now == before:
+        new, known = saved, now
+    elif _with_outputs(new, len(now)) == _shapes(new) and _with_outputs(new, len(before)) == _shapes(saved):
+        known = [name for name in now if name in before]
+        for array, values in zip(new, saved, strict=True):
             for name in known:
-                array[..., [*classes.now].index(name)] = saved[..., [*classes.before].index(name)]
+                array[..., now.index(name)] = values[..., before.index(name)]
     for variable, array in zip(head, new, strict=True):
         variable.assign(array)
     if classes is not None:
-        unknown = [f"'{name}'" for name in classes.now if name not in known]
-        kept = f"its head is kept for {len(known)} of {len(classes.now)} classes ({first_few(known)})"
+        unknown = [f"'{name}'" for name in now if name not in known]
+        kept = f"its head is kept for {len(known)} of {len(now)} classes ({first_few(known)})"
         start = f"the head starts new for {first_few(unknown)}"
         print(f"--weights {path}: {'; '.join([kept] * bool(known) + [start] * bool(unknown))}")
+    elif new is not saved:
+        print(f"--weights {path}: replacing its head with a new one for {new[-1].shape[-1]} classes")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(weight.shape) for weight in weights]
 
 
-def _difference(weights: Sequence[Any], source: Sequence[Any]) -> str:
-    """Describes the first of the network's weights, the head last, that differs from the saved model."""
-    for weight, given in zip(weights, source, strict=False):
-        if tuple(weight.shape) != tuple(given.shape):
-            return f"{weight.path} is {tuple(weight.shape)}, the file has {tuple(given.shape)}"
-    return f"the network has {len(weights)} weights, the file has {len(source)}"
+def _with_outputs(weights: Sequence[Any], count: int) -> list[tuple[int, ...]]:
+    return [(*shape[:-1], count) for shape in _shapes(weights)]

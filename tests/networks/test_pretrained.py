@@ -57,14 +57,8 @@ def save_legacy(backbone, path):
         legacy_h5_format.save_weights_to_hdf5_group(file, backbone)
 
 
-def test_the_committed_weights_load_and_are_small():
+def test_the_committed_weights_are_small_and_read_printed_digits():
     assert GLYPH_WEIGHTS.stat().st_size < 3e6
-    model = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35)
-    other = models.build_model("mobilenetv2", 64, 10, "none", alpha=0.35)
-    assert not np.allclose(model.get_weights()[0], other.get_weights()[0])
-
-
-def test_the_committed_head_reads_printed_digits():
     model, rng = models.build_model("mobilenetv2", 64, 10, str(GLYPH_WEIGHTS), alpha=0.35), np.random.default_rng(0)
     with np.load(GLYPH_HEAD) as head:
         model.get_layer("head").set_weights([head["kernel"], head["bias"]])
@@ -87,7 +81,7 @@ def test_weights_of_each_network_load_into_it_and_into_no_other(label, ending, f
             pretrained.load(backbone, backbone, path, name)
             assert not any((weight.numpy() == 7.0).all() for weight in backbone.weights), "every weight is loaded"
         else:
-            with pytest.raises(UserError, match=f"--weights .*: does not fit {name} without its top layers: ..."):
+            with pytest.raises(UserError, match=f"--weights .* does not fit {name} without its top layers: ..."):
                 pretrained.load(backbone, backbone, path, name)
 
 
@@ -101,12 +95,9 @@ def test_files_without_weights_and_damaged_files_are_refused(ending, tmp_path, f
 
     complete = files["mobilenetv2", ending].read_bytes()
     path = tmp_path / f"some{ending}"
-    path.write_text("no weights")
-    assert "is not a file of weights, or is damaged" in refusal(path)
-    path.write_bytes(b"")
-    assert "is not a file of weights, or is damaged" in refusal(path)
-    path.write_bytes(complete[: len(complete) // 2])
-    assert "is not a file of weights, or is damaged" in refusal(path)
+    for content in (b"no weights", b"", complete[: len(complete) // 2]):
+        path.write_bytes(content)
+        assert "is damaged or does not fit mobilenetv2" in refusal(path)
     h5py.File(path, "w").close()
     assert "does not fit mobilenetv2" in refusal(path)
     path = tmp_path / f"other{ending}"  # another path: Keras keeps a file open after it failed to load it
@@ -157,7 +148,7 @@ def test_a_saved_model_supplies_its_head_only_for_the_same_number_of_classes(nam
     assert not differ(models.build_model(name, 32, 5, str(run), alpha=0.35), saved)
     assert not capsys.readouterr().out
     other = models.build_model(name, 32, 7, str(run / "best.keras"), alpha=0.35)
-    assert "replacing its 5-class head with a new 7-class one" in capsys.readouterr().out
+    assert "replacing its head with a new one for 7 classes" in capsys.readouterr().out
     backbones = [next(one for one in model.layers if isinstance(one, keras.Model)) for model in (other, saved)]
     assert not differ(*backbones)
     with pytest.raises(UserError, match=r"--weights .*best\.keras: does not fit mobilenetv2: "):
@@ -169,7 +160,7 @@ def test_a_keras_application_with_top_layers_supplies_its_backbone(tmp_path, cap
     complete.save(tmp_path / "whole.keras")
     model = models.build_model("mobilenetv2", 32, 5, str(tmp_path / "whole.keras"), alpha=0.35)
     np.testing.assert_array_equal(model.get_weights()[0], complete.get_weights()[0])
-    assert "replacing its 9-class head" in capsys.readouterr().out
+    assert "replacing its head" in capsys.readouterr().out
 
 
 def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
@@ -178,7 +169,7 @@ def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
     save_model(saved, tmp_path / "best.keras")
     keras.utils.set_random_seed(5)
     assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
-    with pytest.raises(UserError, match=r"--weights .*best.keras: does not fit .*custom_layer: "):
+    with pytest.raises(UserError, match=r"--weights .*best.keras: is damaged or does not fit .*custom_layer: "):
         models.build_model(zoo, 12, 4, str(tmp_path))
 
 
