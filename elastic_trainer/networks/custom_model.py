@@ -9,11 +9,9 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.logits import with_logits
@@ -44,7 +42,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
         check_finite(given, f"--model_name {name}")
         takes = getattr(given, "input_shape", None)
         if isinstance(takes, tuple) and takes[-1] not in (3, None):  # Keras itself does not always notice
-            raise ValueError("it does not take three channels")
+            raise ValueError(f"it takes {takes}, not three channels")
         model = freeze_batch_norm(given)
         output = model(keras.Input(shape))
         if len(getattr(output, "shape", ())) == 2:
@@ -53,28 +51,17 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a custom layer may raise anything
-        takes = getattr(given, "input_shape", None)
-        hint = f" (it takes {takes}; see --input_size)" if takes else ""
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape}{hint}: {type(error).__name__}: "
+            f"--model_name {name}: does not take images of shape {shape} (see --input_size): {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
-    if tuple(getattr(output, "shape", ())) != (None, num_classes):
-        raise UserError(
-            f"--model_name {name}: returns {_described(output)}, not logits for {num_classes} classes: one tensor of "
-            f"shape (None, {num_classes})"
-        )
+    shapes = keras.tree.map_structure(lambda tensor: getattr(tensor, "shape", tensor), output)
+    if shapes != (None, num_classes):
+        wanted = f"logits for {num_classes} classes: one tensor of shape (None, {num_classes})"
+        raise UserError(f"--model_name {name}: returns {shapes}, not {wanted}")
     if not model.trainable_variables:
         raise UserError(f"--model_name {name}: has no trainable weights, so there is nothing to train")
     return model, given
-
-
-def _described(output: Any) -> str:
-    """What a model returns, in words: a shape, or "a list of tensors of shape (None, 3)"."""
-    if hasattr(output, "shape"):
-        return str(output.shape)
-    shapes = {str(tuple(tensor.shape)) for tensor in tf.nest.flatten(output) if hasattr(tensor, "shape")}
-    return f"a {type(output).__name__} of tensors of shape {' and '.join(sorted(shapes))}"
 
 
 def _make_trainable(model: keras.Model, name: str) -> None:
@@ -93,8 +80,7 @@ def _call_user_function(name: str, shape: tuple[int, int, int], num_classes: int
     file, _, function = name.rpartition(":")
     path = Path(file).resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"--model_name {name}: {file} is not a Python file")
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)  # as an import does: dataclasses and Keras look modules up there
     sys.path.insert(0, str(path.parent))  # it may import other files of its folder
