@@ -14,7 +14,12 @@ import tensorflow as tf
 
 
 class FrozenBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalisation that always uses its moving statistics and never changes them. Gamma and beta train."""
+    """Batch normalisation that always uses its moving statistics and never changes them. Gamma and beta train.
+
+    While `save_model` writes it, it is a layer that does not train: plain Keras then keeps it frozen, too.
+    """
+
+    is_saved = False  # now, by `save_model`
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
         """Normalise `inputs` [batch, height, width, channels]. Other shapes work too, with Keras' slower operations."""
@@ -30,30 +35,26 @@ class FrozenBatchNormalization(keras.layers.BatchNormalization):
             x=inputs, scale=gamma, offset=beta, mean=mean, variance=variance, epsilon=self.epsilon, is_training=False
         ).y
 
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        """Create the variables. In a file of `save_model`, `config` says whether gamma and beta train."""
-        if "trainable" in config:
-            self.trainable = config["trainable"]
-        super().build_from_config(config)
-
-
-class SavedBatchNormalization(FrozenBatchNormalization):
-    """A frozen batch norm while `save_model` writes it. With `trainable=False`, plain Keras keeps it frozen too."""
-
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "trainable": False}
+        config = super().get_config()
+        return {**config, "trainable": False} if self.is_saved else config
 
     def get_build_config(self) -> dict[str, Any] | None:
         config = super().get_build_config()
         return config and {**config, "trainable": self.trainable}
 
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        """Create the variables. The `config` of a frozen layer says whether gamma and beta train."""
+        if "trainable" in config:
+            self.trainable = config["trainable"]
+        super().build_from_config(config)
 
-# Keras writes the name of a layer's class to a file and finds the layer's weights by that name. Both classes take the
-# name of Keras' layer, so that a program without this code can load the file. `load_model` passes our class to Keras
-# under that name. Keras uses it only for layers that were ours: it does not look up its own layers by class name.
-KERAS_NAME = keras.layers.BatchNormalization.__name__
-for _class in (FrozenBatchNormalization, SavedBatchNormalization):
-    _class.__module__, _class.__name__ = "keras.layers", KERAS_NAME
+
+# Keras writes the name of a layer's class to a file and finds the layer's weights by that name. The frozen layer has
+# the name of Keras' layer, so that a program without this code can load the file. `load_model` passes it to Keras under
+# that name. Keras uses it only for layers that were ours: it does not look up its own layers by class name.
+FrozenBatchNormalization.__module__ = "keras.layers"
+FrozenBatchNormalization.__name__ = keras.layers.BatchNormalization.__name__
 
 
 def freeze_batch_norm(model: keras.Model) -> keras.Model:

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, SavedBatchNormalization, freeze_batch_norm
+from elastic_trainer.networks.batch_norm import FrozenBatchNormalization, freeze_batch_norm
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL
 from elastic_trainer.system.errors import UserError, importing
 from elastic_trainer.system.files import atomic_path, check_unpacked
@@ -24,16 +24,13 @@ def save_model(model: keras.Model, path: Path) -> None:
     statistics nor trains gamma and beta. `load_model` restores the frozen layers of this project. Custom layers (and
     those of vit-keras) are saved as they are; a program that loads the file needs their code.
 
-    `model` may be in training: only the class of the frozen batch norms changes, until the file is written.
+    `model` may be in training: it does not change.
     """
-    frozen = [layer for layer in model._flatten_layers() if type(layer) is FrozenBatchNormalization]
+    FrozenBatchNormalization.is_saved = True
     try:
-        for layer in frozen:
-            layer.__class__ = SavedBatchNormalization
         model.save(path)
     finally:
-        for layer in frozen:
-            layer.__class__ = FrozenBatchNormalization
+        FrozenBatchNormalization.is_saved = False
 
 
 def save_last_and_best(model: keras.Model, folder: Path, score: float, best: float | None) -> bool:
