@@ -31,8 +31,7 @@ def with_logits(model: keras.Model, shape: Sequence[int], num_classes: int, name
     """
     images = np.random.default_rng(0).uniform(0, 255, (_IMAGES, *shape)).astype(np.float32)
     answers = _outputs(model, images)
-    for output in _rewired(_graph_output(model), _without_activation):
-        plain = _ending_in(output, model)
+    for plain in _variants(model, _without_activation):
         found = _outputs(plain, images)
         if np.array_equal(found, answers):  # what was left out does nothing
             continue
@@ -66,33 +65,29 @@ def _with_new_head(model: keras.Model, num_classes: int, name: str) -> keras.Mod
             )
             yield keras.layers.Dense(num_classes, name=HEAD)(source)
 
-    output = next(_rewired(_graph_output(model), new_head), None)
-    return model if output is None else _ending_in(output, model)
+    return next(_variants(model, new_head), model)
 
 
-def _ending_in(output: Any, model: keras.Model) -> keras.Model:
-    inputs = model.inputs
-    return keras.Model(inputs[0] if len(inputs) == 1 else inputs, output, name=model.name)
+def _variants(model: keras.Model, replacements: _Replacements) -> Iterator[keras.Model]:
+    """`model` with each of `replacements` on the way back from its output to the last layer with weights.
 
-
-def _graph_output(model: keras.Model) -> Any:
-    """The one output in the graph of `model`; None if it has no graph or several outputs."""
-    outputs: list[Any] = getattr(model, "outputs", None) or []
-    return outputs[0] if len(outputs) == 1 else None
+    The way leads into models within the model, and ends where tensors meet. A model has no variants if it has no graph
+    or several outputs.
+    """
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) == 1:
+        inputs = model.inputs[0] if len(model.inputs) == 1 else model.inputs
+        for output in _rewired(outputs[0], replacements):
+            yield keras.Model(inputs, output, name=model.name)
 
 
 def _rewired(tensor: Any, replacements: _Replacements) -> Iterator[Any]:
-    """What `tensor` would be with each of `replacements` on the way back to the last layer with weights.
-
-    The way leads into models within the model. It ends where tensors meet. Nothing if `tensor` is None.
-    """
-    if tensor is None:
-        return
-    operation, index, position = tensor._keras_history
+    """What `tensor` would be with each of `replacements`."""
+    operation, index, _ = tensor._keras_history
     node = operation._inbound_nodes[index]
-    if getattr(operation, "outputs", None):
-        for inner in _rewired(operation.outputs[position], replacements):
-            yield _ending_in(inner, operation)(*node.arguments.args, **node.arguments.kwargs)
+    if getattr(operation, "outputs", None):  # a model
+        for inner in _variants(operation, replacements):
+            yield inner(*node.arguments.args, **node.arguments.kwargs)
     elif len(node.input_tensors) == 1:
         [source] = node.input_tensors
         yield from replacements(operation, source, tensor)
