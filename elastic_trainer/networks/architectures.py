@@ -6,7 +6,6 @@ from here, all others from keras.applications, so every network of Keras can be 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import keras
@@ -61,11 +60,9 @@ def build_backbone(name: str, size: int, weights: str, alpha: float) -> keras.Mo
         flags = f"--input_size {size}, --alpha {alpha:g} and --weights {weights}"
         raise UserError(f"--model_name {name}: cannot be built with {flags}: {first_line(error)}") from error
     except Exception as error:  # Keras raises a bare Exception when its download fails
-        url = re.search(r"https?://\S+\.(?:h5|npz)", str(error))
-        then = "put it into ~/.keras/weights" if name == "vit" else "give --weights FILE"
         raise UserError(
-            f"--weights imagenet: the weights of {name} cannot be downloaded; without a network, fetch "
-            f"{url[0] if url else 'them'} on a machine that has one, and {then}; or give --weights none, or "
+            f"--weights imagenet: {first_line(error)}; fetch the file on a machine that has a network, and give it as "
+            "--weights FILE (put that of vit into ~/.keras/weights); or give --weights none, or "
             f"--model_name {PACKAGED_NETWORK}, whose weights are a package"
         ) from error
 
