@@ -86,5 +86,5 @@ def build(settings: Settings, class_names: Sequence[str] | None = None) -> keras
         settings.weights,
         settings.alpha,
         settings.seed,
-        pretrained.Classes([*class_names], before) if class_names and before else None,
+        ([*class_names], before) if class_names and before else None,
     )

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,12 +23,7 @@ from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.errors import UserError, first_few
 from elastic_trainer.system.files import check_unpacked
 
-
-class Classes(NamedTuple):
-    """Names of a network's classes, in the order of its outputs, and of those that the weights of its head are for."""
-
-    now: list[str]
-    before: list[str]
+Classes = tuple[list[str], list[str]]  # of a network and of the weights of its head, in the order of their outputs
 
 
 def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, classes: Classes | None = None) -> None:
@@ -40,7 +35,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
         path: .h5 or .weights.h5 of the backbone, a .keras file, or the folder of a run. The last two also supply the
             head, see `_keep_head`.
         name: of the network, for the error if the file is missing, damaged, or belongs to another network.
-        classes: of the network and of the model in `path`; None if the names of either are unknown.
+        classes: names of those of the network and of the model in `path`; None if either are unknown.
     """
     if path.is_dir():
         path /= BEST_MODEL
@@ -135,11 +130,11 @@ def _keep_head(
     path: Path,
     classes: Classes | None,
 ) -> None:
-    """Give `head` what a saved one has for classes that both know, else its `new` values; print which these are.
+    """Give `head` what a saved one has for classes that both know, else its `new` values; print which are kept.
 
     Without names of classes, a head of the same shape knows the same. Outputs are the last axis of its variables.
     """
-    now, before = classes or Classes([], [])
+    now, before = classes or ([], [])
     known: list[str] = []
     if _shapes(saved) == _shapes(new) and now == before:
         new, known = saved, now
@@ -150,13 +145,9 @@ def _keep_head(
                 array[..., now.index(name)] = values[..., before.index(name)]
     for variable, array in zip(head, new, strict=True):
         variable.assign(array)
-    if classes is not None:
-        unknown = [f"'{name}'" for name in now if name not in known]
-        kept = f"its head is kept for {len(known)} of {len(now)} classes ({first_few(known)})"
-        start = f"the head starts new for {first_few(unknown)}"
-        print(f"--weights {path}: {'; '.join([kept] * bool(known) + [start] * bool(unknown))}")
-    elif new is not saved:
-        print(f"--weights {path}: replacing its head with a new one for {new[-1].shape[-1]} classes")
+    if classes is not None or new is not saved:
+        kept = f"{len(known)} of {new[-1].shape[-1]} classes ({first_few(known) or 'none'})"
+        print(f"--weights {path}: its head is kept for {kept}")
 
 
 def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
