@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | No
     """Load the weights of a saved model with the same layers, but possibly with other classes."""
     trainable = zip(model.trainable_variables, head_mask(model), strict=True)
     in_head = {id(variable) for variable, is_head in trainable if is_head}
-    head = [weight for weight in model.weights if id(weight) in in_head]
-    body = [weight for weight in model.weights if id(weight) not in in_head]
+    own, is_head = model.weights, [id(weight) in in_head for weight in model.weights]
+    head = [*compress(own, is_head)]
     new = [np.array(weight) for weight in head]
     try:
         source = load_model(path, "--weights").weights
@@ -106,21 +107,15 @@ def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | No
         if not is_custom_model(name):
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
-        source = model.weights
-    if len(source) == len(model.weights):
-        pairs = [*zip(model.weights, source, strict=True)]
-        saved_body = [saved for weight, saved in pairs if id(weight) not in in_head]
-        saved_head = [saved for weight, saved in pairs if id(weight) in in_head]
-    else:
-        saved_body, saved_head = source[: len(body)], source[len(body) :]
-    fits = _shapes(saved_body) == _shapes(body)
-    if is_custom_model(name):  # a network with a name is known by its backbone, so other layers may follow
-        fits &= _with_outputs(saved_head, 0) == _with_outputs(head, 0)
-    if not fits:
+        source = own
+    saved = [*compress(source, is_head)]
+    fits = len(source) == len(own) and _with_outputs(saved, 0) == _with_outputs(head, 0)
+    body = [(weight, values) for weight, values in zip(own, source, strict=False) if id(weight) not in in_head]
+    if not fits or any(weight.shape != values.shape for weight, values in body):
         raise UserError(f"--weights {path}: does not fit {name}: its weights have other shapes")
-    for weight, saved in zip(body, saved_body, strict=True):
-        weight.assign(saved)
-    _keep_head(head, new, [np.array(weight) for weight in saved_head], path, classes)
+    for weight, values in body:
+        weight.assign(values)
+    _keep_head(head, new, [np.array(weight) for weight in saved], path, classes)
 
 
 def _keep_head(
