@@ -4,7 +4,6 @@ import json
 
 import plot
 import pytest
-import zoo
 from command_line import NETWORK, ROOT, command, error_line, run_here, train_here
 from small_images import write_noise
 
@@ -58,8 +57,6 @@ def test_profile_train_and_compare_work_one_after_the_other(tmp_path, capsys):
 
 
 def test_a_model_that_cannot_be_saved_is_refused_before_training(tmp_path):
-    if not zoo.has_no_config(zoo.subclassed((8, 8, 3), 3)):
-        pytest.skip("this Keras saves the weights of any model")
     model = [*NETWORK, "--model_name", f"{ROOT}/tests/zoo.py:subclassed", "--train_type", "full_training"]
     with pytest.raises(UserError, match="--save_model: Keras cannot save this model and load it again: Object Subcl"):
         train_here(*model, "--logdir", tmp_path, "--save_model")
