@@ -50,13 +50,12 @@ def build_model(
     Raises:
         UserError: the size does not suit the network, or the weights are not available or do not fit.
     """
-    inputs = keras.Input((input_size, input_size, 3), name="image")
     if is_custom_model(name):
-        own, as_given = build_custom_model(name, input_size, num_classes)
-        model = keras.Model(inputs, own(inputs), name="own_classifier")
+        model, as_given = build_custom_model(name, input_size, num_classes)
         if weights != "none":
             pretrained.load(model, as_given, Path(weights), name, classes)
         return model
+    inputs = keras.Input((input_size, input_size, 3), name="image")
     backbone = freeze_batch_norm(build_backbone(name, input_size, weights, alpha))
     x = backbone(preprocess(name, inputs))
     if len(x.shape) == 4:

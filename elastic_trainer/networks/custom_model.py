@@ -43,11 +43,10 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
         takes = getattr(given, "input_shape", None)
         if isinstance(takes, tuple) and takes[-1] not in (3, None):  # Keras itself does not always notice
             raise ValueError(f"it takes {takes}, not three channels")
-        model = freeze_batch_norm(given)
-        output = model(keras.Input(shape))
+        inputs = keras.Input(shape, name="image")
+        output = freeze_batch_norm(given)(inputs)
         if len(getattr(output, "shape", ())) == 2:
-            model = with_logits(model, shape, num_classes, name)
-            output = model(keras.Input(shape))
+            output = with_logits(given, shape, num_classes, name)(inputs)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a custom layer may raise anything
@@ -59,6 +58,7 @@ def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[ke
     if shapes != (None, num_classes):
         wanted = f"logits for {num_classes} classes: one tensor of shape (None, {num_classes})"
         raise UserError(f"--model_name {name}: returns {shapes}, not {wanted}")
+    model = keras.Model(inputs, output, name="own_classifier")
     if not model.trainable_variables:
         raise UserError(f"--model_name {name}: has no trainable weights, so there is nothing to train")
     return model, given
