@@ -41,31 +41,18 @@ def model_label(model_name: str, alpha: float) -> str:
 
 def known_network(text: str) -> str:
     """A type for argparse: a network we know, in any case, a .keras file, or file.py:function; the file must exist."""
-    file, colon, function = text.rpartition(":")
-    if colon and file.endswith(".py"):
-        if not function.isidentifier():
-            raise argparse.ArgumentTypeError(f"'{text}': '{function}' is no name of a function; give file.py:function")
-    elif text.endswith(".keras"):
-        file = text
-    elif text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"'{text}': name the function that makes the model, as {text}:function")
-    elif text.endswith(".h5"):
-        raise argparse.ArgumentTypeError(
-            f"'{text}' may hold code, and Keras 3 cannot load DepthwiseConv2D of Keras 2; if you trust it, "
-            "give FILE.py:FUNCTION, a function that returns keras.models.load_model(…, compile=False, custom_objects="
-            "{'DepthwiseConv2D': …}) with a from_config that drops 'groups'"
-        )
-    else:
-        known = (*MODEL_NAMES, PACKAGED_NETWORK, *KERAS_NETWORKS)
-        if text.lower() in known:
-            return text.lower()
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not one of {', '.join((*MODEL_NAMES, PACKAGED_NETWORK))}, FILE.keras, FILE.py:FUNCTION, or a "
-            f"network of keras.applications{did_you_mean(text, known)}"
-        )
-    if not Path(file).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file '{file}'")
-    return os.path.normpath(text)
+    if is_custom_model(text):
+        file = text if text.endswith(".keras") else text.rpartition(":")[0]
+        if not Path(file).is_file():
+            raise argparse.ArgumentTypeError(f"there is no file '{file}'")
+        return os.path.normpath(text)
+    known = (*MODEL_NAMES, PACKAGED_NETWORK, *KERAS_NETWORKS)
+    if text.lower() in known:
+        return text.lower()
+    raise argparse.ArgumentTypeError(
+        f"'{text}' is not one of {', '.join((*MODEL_NAMES, PACKAGED_NETWORK))}, FILE.keras, FILE.py:FUNCTION, or a "
+        f"network of keras.applications{did_you_mean(text, known)}"
+    )
 
 
 def known_weights(text: str) -> str:
