@@ -1,6 +1,7 @@
 """Folded batch norm: logits and every gradient equal the unfolded network's; exactly the pairs that fit are folded."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import keras
 import numpy as np
@@ -103,7 +104,7 @@ def called_by_a_custom_layer(x):
     return layers.BatchNormalization()(conv(Residual(conv)(x)))
 
 
-BODIES = {  # name -> network, pairs, and pairs with zero padding that the convolution adds as well
+BODIES: dict[str, Any] = {  # name -> network, pairs, and pairs with zero padding that the convolution adds as well
     "plain": (conv_then(), 1),
     "same padding and stride": (conv_then(padding="same", strides=2), 1),
     "without bias": (conv_then(use_bias=False), 1),

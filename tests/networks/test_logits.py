@@ -1,5 +1,7 @@
 """Whatever a model ends in, what trains are logits, as many as there are classes."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
@@ -63,7 +65,7 @@ def mean_of_two(classes):
 
 
 # The same small network with a softmax or sigmoid at its end, in each way that Keras allows.
-REMOVED = {
+REMOVED: dict[str, Callable[[int], keras.Model]] = {
     "activation": lambda classes: model_of(classes, "softmax"),
     "layer": lambda classes: model_of(classes, None, layers.Softmax()),
     "operation": lambda classes: model_of(classes, None, keras.ops.softmax),
