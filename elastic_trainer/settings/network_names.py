@@ -46,6 +46,12 @@ def known_network(text: str) -> str:
         if not Path(file).is_file():
             raise argparse.ArgumentTypeError(f"there is no file '{file}'")
         return os.path.normpath(text)
+    if text.endswith(".h5"):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' may hold code, and Keras 3 cannot load DepthwiseConv2D of Keras 2; if you trust it, "
+            "give FILE.py:FUNCTION, a function that returns keras.models.load_model(…, compile=False, custom_objects="
+            "{'DepthwiseConv2D': …}) with a from_config that drops 'groups'"
+        )
     known = (*MODEL_NAMES, PACKAGED_NETWORK, *KERAS_NETWORKS)
     if text.lower() in known:
         return text.lower()

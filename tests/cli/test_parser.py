@@ -73,7 +73,7 @@ CUB = "caltech_birds2011"
             "--export board --max_steps 5",
             "--max_steps: cannot be combined with --export board; give --num_ep",
         ),
-        ("--model_name keras_model.h5", "--model_name: 'keras_model.h5' is not one of .*, FILE.keras, FILE.py:F"),
+        ("--model_name keras_model.h5", "--model_name: 'keras_model.h5' may hold code, .* FILE.py:FUNCTION, .*groups"),
         ("--preset photo", "--preset: 'photo' is not one of paper, photos, demo; did you mean 'photos'?"),
     ],
 )
