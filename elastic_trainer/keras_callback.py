@@ -143,6 +143,10 @@ class ElasticTraining(keras.callbacks.Callback):
         if is_elastic and self.model.train_function != self._train_function:
             raise UserError("the model was compiled again during fit, without ElasticTraining; compile it before fit")
 
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self._fit is not None:  # else it is not a fit that tests
+            self._fit.end_steps()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._fit.end_epoch(epoch, logs or {})
 

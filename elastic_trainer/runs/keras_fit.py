@@ -69,7 +69,7 @@ class Fit:
         self._times, self._said = StepTimes(), ""
         self._first_epoch: int | None = None
         self._epoch = self._epoch_steps = 0
-        self._last_end_ms = 0.0  # of a call, or of what came before the epoch
+        self._last_end_ms = self._tail_ms = 0.0  # when a call ended; from the last of an epoch to the end of its steps
         if asked.decides and asked.settings.rho == 1:
             self._follow(Decision(Phase.LEFT, f"rho 1 trains everything; {ALONE}"))
 
@@ -87,8 +87,13 @@ class Fit:
 
     def begin_epoch(self, epoch: int) -> None:
         self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
-        self._epoch, self._epoch_steps, self._last_end_ms = epoch, 0, _now_ms()
+        self._epoch, self._epoch_steps = epoch, 0
+        self._last_end_ms, self._tail_ms = _now_ms() - self._tail_ms, 0.0
         self.mark_stale()  # callbacks such as SwapEMAWeights assign weights between epochs
+
+    def end_steps(self) -> None:
+        """The steps of an epoch are over; what Keras does next, such as validating, is not counted as theirs."""
+        self._tail_ms = self._tail_ms or _now_ms() - self._last_end_ms
 
     def mark_stale(self) -> None:
         """Weights may have changed since the last elastic step."""
@@ -96,6 +101,7 @@ class Fit:
             self.elastic.is_stale = True
 
     def end_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
+        self.end_steps()
         epochs_left = self._params["epochs"] - epoch - 1
         if self.elastic is not None and self.elastic.engine is not None:
             self.elastic.end_epoch()
