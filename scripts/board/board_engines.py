@@ -66,6 +66,7 @@ class LiteRT(Network):
         except (ValueError, RuntimeError, OSError) as error:
             fail(f"{HERE / self.file}: cannot be loaded: {first_line(error)}")
         self.runners: Dict[str, Any] = {}
+        self.known: Dict[str, Any] = {}
         super().__init__(record)
 
     def runner(self, name):
@@ -77,8 +78,10 @@ class LiteRT(Network):
         return self.runner(name)(**values)
 
     def shapes(self, name):
-        details = self.runner(name).get_input_details()
-        return {key: tuple(one["shape"]) for key, one in details.items()}
+        if name not in self.known:
+            details = self.runner(name).get_input_details().items()
+            self.known[name] = {key: tuple(one["shape"]) for key, one in details}
+        return self.known[name]
 
 
 class TensorFlow(Network):

@@ -42,7 +42,9 @@ class Run:
         text = np.frombuffer(json.dumps({"key": self.key, "state": self.state}).encode(), np.uint8)
         device.replace_file(self.path, lambda file: np.savez(file, about=text, **arrays))
         self.saved = time.monotonic()
-        self.finishing = 3 * (self.saved - start)  # another such file, its weights, and the network
+        # Another such file, half of it as weights, and the network.
+        model_bytes = 0 if self.record["offsets"] is None else (device.HERE / "inference.tflite").stat().st_size
+        self.finishing = (self.saved - start) * (2 + model_bytes / self.path.stat().st_size)
 
     def resume(self):
         """Continue from the checkpoint; from its end if only the results are left to write.
