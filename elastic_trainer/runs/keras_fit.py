@@ -236,6 +236,9 @@ class ElasticSteps:
         engine = Engine(task, data, scheme, settings, table)
         engine.training.folds = settings.rho < 1  # else plain fit, bit for bit
         engine.plan(self._steps, self._first_epoch)
+        if not decides and settings.rho < 1 and self._payoff.looks_random:
+            told = self._payoff.evidence
+            self._asked.say(f"lower layers that do not train may keep their random weights: only {told}")
         return engine
 
     def end_epoch(self) -> None:

@@ -111,6 +111,16 @@ class Payoff:
                 losses.append(float(logs[name]))
 
     @property
+    def evidence(self) -> str:
+        """In words, by what weights are said to be trained or not."""
+        return f"{self._moved} of {self._count} biases and scales have left the constants where they start"
+
+    @property
+    def looks_random(self) -> bool:
+        """Whether most weights of a new network are as they were made."""
+        return self._is_new and self._count > 0 and 2 * self._moved <= self._count
+
+    @property
     def full_ms(self) -> float:
         """Wall time of a full step."""
         return statistics.median(self._step_ms)
@@ -136,17 +146,16 @@ class Payoff:
             cost = f"{self.switching_ms / 1e3:.0f} s of measuring and compiling"
             why = f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}"
             return Decision(Phase.LEFT, f"{why}; {ALONE}")
-        evidence = f"{self._moved} of {self._count} biases and scales have left the constants where they start"
         follows = "its upper part trains from now on"
         if self._is_new and 2 * self._moved > self._count:
-            return Decision(Phase.COMPARES, f"the network is pretrained ({evidence}); {follows}")
+            return Decision(Phase.COMPARES, f"the network is pretrained ({self.evidence}); {follows}")
         name = "val_loss" if self._losses["val_loss"] else "loss"
         losses = self._losses[name]
         if has_settled(losses):
             gain = f"the latest {len(losses) // 2} of {len(losses)} hardly lowered {name}"
             why = f"everything has trained for {len(losses)} epochs, and {gain}"
             return Decision(Phase.COMPARES, f"{why}; {follows}")
-        since = f"since only {evidence}" if self._is_new else "since its optimizer has trained it before"
+        since = f"since only {self.evidence}" if self._is_new else "since its optimizer has trained it before"
         return Decision(Phase.WAITS, f"everything trains until the loss settles, {since}")
 
 

@@ -191,6 +191,12 @@ def test_what_it_is_told_holds_from_the_first_step(told):
     assert len(callback.history.selections) == (2 if "interval" in told else 1)
 
 
+def test_a_forced_selection_on_random_weights_is_one_line(capsys):
+    callback = ElasticTraining(0.6, scheme="elastic_training", table=make_table(make_small_model()), deterministic=True)
+    fitted([callback], 1, is_pretrained=False)
+    assert capsys.readouterr().out.count("may keep their random weights: only 0 of 7 biases and scales") == 1
+
+
 def test_selections_take_a_tenth_of_what_steps_save():
     assert chosen_interval(1000.0, 4000.0, 0.5, 3) == 5
     assert chosen_interval(1000.0, 1e9, 0.5, 3) == chosen_interval(1.0, 0.0, 1.0, 3) == 3

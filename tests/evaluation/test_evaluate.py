@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -123,6 +124,14 @@ def test_models_that_do_not_fit_the_data_set_are_refused_in_one_line(photos, tmp
         command = parse_evaluation(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
         with pytest.raises(UserError, match=message):
             load_to_evaluate(command)
+
+
+def test_a_run_with_other_classes_is_refused_in_one_line(tmp_path):
+    saved(tmp_path / "my.keras", classes=10)
+    asked = parse_evaluation(["--dataset_name", "digits", "--evaluate", str(tmp_path / "my.keras")])
+    names = [f"number {digit}" for digit in range(10)]
+    with pytest.raises(UserError, match=r"my\.keras: was trained with the classes number 0, .*, not 0, 1, 2, 3, 4, …"):
+        load_to_evaluate(replace(asked, class_names=names))
 
 
 def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path):
