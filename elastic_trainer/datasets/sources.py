@@ -99,11 +99,13 @@ def prepare_tfds(name: str, data_dir: Path | None) -> tfds.core.DatasetBuilder:
         builder.download_and_prepare(download_dir=root / "downloads", download_config=config)
     except Exception as error:  # TFDS raises many types when a download or a file fails
         why = " ".join(str(error).split())[:300] or type(error).__name__
-        files = ", ".join(f"{info.filename} from {url}" for url, info in builder.url_infos.items())
+        urls = {info.filename: url for url, info in builder.url_infos.items()}  # of one of its hosts
+        files = ", ".join(f"{file} from {url}" for file, url in urls.items())
         raise UserError(
             f"--dataset_name {name}: not prepared in {root}, and downloading or preparing it failed ({why}); prepare "
-            f"it on a machine with a network (python data.py prepare) and copy its folder to {root / name}, or put "
-            f"into {manual}: {files}; --dataset_name digits needs no download"
+            f"it on a machine with a network (python data.py prepare --dataset_name {name}) and copy its folder to "
+            f"{root / name}, or put into {manual}: {files} (ImageNet's weights are another file: docs/offline.md); "
+            "python main.py --dataset_name digits needs no download"
         ) from error
     return builder
 

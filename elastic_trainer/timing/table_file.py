@@ -48,11 +48,17 @@ def table_folder(network: Settings, from_trace: Path | None = None) -> Path:
 
 
 def other_tables(network: Settings) -> list[str]:
-    """For which sizes there are tables of the same network: `224 px, 37 classes, batch 4`."""
+    """For what there are tables of the same network: `224 px, 37 classes, batch 4`; `clipped`: of the preset photos."""
     label = f"{model_label(network.model_name, network.alpha)}_"
     records = network.logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
     sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
-    return [f"{size[0]} px, {size[1]} classes, batch {size[2]}" for size in sorted(sizes) if "from" not in size]
+    return [
+        ", ".join(
+            [f"{size[0]} px, {size[1]} classes, batch {size[2]}", "clipped" if "clipped" in size else "not clipped"]
+        )
+        for size in sorted(sizes)
+        if "from" not in size
+    ]
 
 
 def save_table(table: TimingTable, network: Settings, folder: Path) -> None:

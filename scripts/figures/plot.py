@@ -58,7 +58,7 @@ QUANTITIES = {  # of bars: label, and factor times what value of summary.json
 
 def table(groups: Sequence[Group]) -> str:
     """Scheme, accuracy, time, and time and step over those of full training on the same data, as text."""
-    rows = [["scheme", "test accuracy", "training s", "time / full training", "rho asked", "rho measured"]]
+    rows = [["scheme", "test accuracy", "training s", "time / full training", "rho asked", "step / full step"]]
     for group in groups:
         full = [one for one in groups if one.train_type == "full_training" and one.place == group.place]
         time_ratio, step_ratio = (

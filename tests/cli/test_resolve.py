@@ -86,7 +86,7 @@ def test_a_run_without_a_timing_table_goes_by_flops_and_its_own_steps(words, tmp
 def test_where_there_is_no_timing_table_those_for_other_sizes_are_named(words, tmp_path, capsys):
     shutil.copytree(folder_of(words) / "profiles", tmp_path / "profiles")
     train_run(parse_training([*without_table(words, tmp_path), "--run_name", "other", "--batch_size", "2", "--plan"]))
-    sizes = r"\(there is one for 12 px, 3 classes, batch \d+\): times follow from FLOPs"
+    sizes = r"\(there is one for 12 px, 3 classes, batch \d+, clipped\): times follow from FLOPs"
     assert re.search(rf"no timing table in {tmp_path}/profiles/\S+_12_3_2\S* {sizes}", capsys.readouterr().out)
 
 
