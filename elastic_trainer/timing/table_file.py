@@ -52,10 +52,9 @@ def other_tables(network: Settings) -> list[str]:
     label = f"{model_label(network.model_name, network.alpha)}_"
     records = network.logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
     sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
+    clipped = {True: "clipped", False: "not clipped"}
     return [
-        ", ".join(
-            [f"{size[0]} px, {size[1]} classes, batch {size[2]}", "clipped" if "clipped" in size else "not clipped"]
-        )
+        f"{size[0]} px, {size[1]} classes, batch {size[2]}, {clipped['clipped' in size]}"
         for size in sorted(sizes)
         if "from" not in size
     ]
