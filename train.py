@@ -106,11 +106,13 @@ def _test_results(trainer: Trainer, given: keras.Model, run: RunLog, images: Ima
     return {"test_loss": float(found.losses.mean()), "test_accuracy": found.accuracy, **tested}
 
 
-def __getattr__(name: str) -> Any:
-    """`train` for the scheme called `name`, such as `train.elastic_training`: elastic training as in the paper.
+def elastic_training(
+    model: keras.Model, data: ImageData, settings: Settings, run: RunLog, *more: Any, **named: Any
+) -> dict[str, Any]:
+    """Elastic training as in the paper: `train("elastic_training", …)`, whose arguments, result and errors it has.
 
-    The method itself is `elastic_trainer.selection.elastic.ElasticScheme.select`. The published `elastic_training` has
-    other arguments:
+    The method itself is `elastic_trainer.selection.elastic.ElasticScheme.select`. The published function of this name
+    has other arguments:
 
     | published                         | here                                                                       |
     |-----------------------------------|----------------------------------------------------------------------------|
@@ -124,6 +126,11 @@ def __getattr__(name: str) -> Any:
     | save_model                        | `settings.save_model`: best.keras and last.keras in the run's folder       |
     | save_txt                          | always: metrics.csv, a row an epoch, and summary.json in the run's folder  |
     """
+    return train("elastic_training", model, data, settings, run, *more, **named)
+
+
+def __getattr__(name: str) -> Any:
+    """`train` for the scheme called `name`, such as `train.full_training`."""
     if name in SCHEMES:
         return partial(train, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

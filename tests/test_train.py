@@ -188,3 +188,8 @@ def test_graphs_of_earlier_selections_are_released(tmp_path, monkeypatch):
     for _ in range(3):  # TensorFlow's finalizers may need more than one collection
         gc.collect()
     assert len(graphs) > 4 and not any(alive) and not any(graph() for graph in graphs)
+
+
+def test_elastic_training_maps_the_published_arguments():
+    published = ("model_name", "ds_train, ds_test", "timing_info", "interval, rho", "save_model", "save_txt")
+    assert all(f"| {name} " in (train.elastic_training.__doc__ or "") for name in published)
