@@ -44,7 +44,7 @@ def test_a_deadline_is_kept_where_each_step_and_prediction_is_slow(three_wheels,
     arguments = ("--data_dir", photos, "--output", tmp_path / "out")
     done = run(three_wheels, slow, *arguments, "--deadline", "5s")
     result = result_of(tmp_path / "out")
-    assert result["seconds"] < 5 and 0 < result["steps"] < result["planned_steps"]
+    assert result["seconds"] <= 1.02 * 5 and 0 < result["steps"] < result["planned_steps"]  # as main.py may
     assert result["epochs"][-1]["test_accuracy"] > 0
     assert (
         f"the deadline ended it after {result['steps']} of {result['planned_steps']} steps; continue with --resume"
