@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from elastic_trainer.datasets import image_folder, sources
 from elastic_trainer.datasets.images import NO_IMAGES
@@ -45,6 +46,12 @@ DATASETS: dict[str, DatasetEntry] = {
 def class_names(settings: Settings) -> Sequence[str]:
     """Names of the classes of a data set, in the order of their labels, without reading its images."""
     return DATASETS[settings.dataset_name].class_names(settings)
+
+
+def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
+    """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
+    pairs = enumerate(zip_longest(before, now, fillvalue="no such class"), 1)
+    return next((f"class {number} '{was}', not '{is_}'" for number, (was, is_) in pairs if is_ != was), None)
 
 
 def find(settings: Settings) -> DataSource:

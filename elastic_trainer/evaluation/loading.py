@@ -8,12 +8,12 @@ from dataclasses import replace
 import keras
 
 from elastic_trainer.datasets.image_data import ImageData, leave_out_trained, trained_images
-from elastic_trainer.datasets.named import DATASETS, find_to_test
+from elastic_trainer.datasets.named import DATASETS, changed_class, find_to_test
 from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.settings import PRESETS, Evaluation
-from elastic_trainer.system.errors import UserError, first_few, first_line
+from elastic_trainer.system.errors import UserError, first_line
 
 
 def load_to_evaluate(
@@ -28,11 +28,11 @@ def load_to_evaluate(
     """
     settings, path = evaluation.settings, evaluation.model
     source = find_to_test(settings, evaluation.class_names, bool(len(trained_images(path))))
-    known, here = (first_few(names) for names in (evaluation.class_names or source.class_names, source.class_names))
-    if evaluation.class_names and [*evaluation.class_names] != [*source.class_names]:
+    change = changed_class(source.class_names, evaluation.class_names or source.class_names)
+    if change is not None:
         raise UserError(
-            f"--evaluate {path}: was trained with the classes {known}, not {here}; give images of the same classes, in "
-            "folders with the same names"
+            f"--evaluate {path}: was trained with {change}; give images of the same classes, in folders with the same "
+            "names"
         )
     classes, size = len(source.class_names), settings.input_size
     size = size or PRESETS[DATASETS[settings.dataset_name].preset].input_size

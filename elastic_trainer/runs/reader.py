@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from elastic_trainer.datasets.named import changed_class
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import read_record, trusting
@@ -43,12 +42,6 @@ def check_images(folder: Path, now: dict[str, Any]) -> None:
         raise UserError(
             f"--resume: the run in {folder} was started with {change}; use the same, or give another --run_name"
         )
-
-
-def changed_class(now: Sequence[str], before: Sequence[str]) -> str | None:
-    """How two lists of class names differ, as "class 3 'was', not 'is'"; None if they are equal."""
-    pairs = enumerate(zip_longest(before, now, fillvalue="no such class"), 1)
-    return next((f"class {number} '{was}', not '{is_}'" for number, (was, is_) in pairs if is_ != was), None)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

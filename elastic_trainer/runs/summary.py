@@ -177,6 +177,6 @@ def add_power(folder: Path, record: Path) -> str:
         raise UserError(
             f"{record}: cannot be used: this machine's clock was set by {shift:+.1f} s during the run; run again"
         )
-    joules = recorded_joules(record, summary.get("training_spans", []))
+    joules = recorded_joules(record, summary["training_spans"])
     update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
     return f"energy of training: {joules:.6g} J"

@@ -48,13 +48,12 @@ def table_folder(network: Settings, from_trace: Path | None = None) -> Path:
 
 
 def other_tables(network: Settings) -> list[str]:
-    """For what there are tables of the same network: `224 px, 37 classes, batch 4`; `clipped`: of the preset photos."""
+    """For what there are tables of this network, as `224 px, 37 classes, batch 4, not clipped`; photos' are clipped."""
     label = f"{model_label(network.model_name, network.alpha)}_"
     records = network.logdir.glob(f"profiles/{label}*/{TABLE_RECORD}")
     sizes = [record.parent.name.removeprefix(label).split("_") for record in records]
-    clipped = {True: "clipped", False: "not clipped"}
     return [
-        f"{size[0]} px, {size[1]} classes, batch {size[2]}, {clipped['clipped' in size]}"
+        f"{size[0]} px, {size[1]} classes, batch {size[2]}, {'' if 'clipped' in size else 'not '}clipped"
         for size in sorted(sizes)
         if "from" not in size
     ]
