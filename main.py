@@ -77,7 +77,7 @@ def train_run(settings: Settings, start: float | None = None) -> None:
     with ExitStack() as stack:
         place = settings.logdir, settings.run_name, settings.resume
         folder = stack.enter_context(run_folder(*place)) if trains else None
-        model, prepared = _prepare(settings)
+        model, prepared = _prepare(settings, start)
         settings, dataset = prepared.settings, prepared.data
         if folder is None:
             if not settings.plan:
@@ -104,11 +104,11 @@ def train_run(settings: Settings, start: float | None = None) -> None:
             _report(folder, settings.deadline)
 
 
-def _prepare(settings: Settings) -> tuple[keras.Model, Prepared]:
+def _prepare(settings: Settings, start: float) -> tuple[keras.Model, Prepared]:
     """The network of a run, and what else it needs to start; prints what it chose and, with `--plan`, the plan."""
     import data
     import models
-    from elastic_trainer.cli.resolve import resolve
+    from elastic_trainer.cli.resolve import choose_network, resolve
     from elastic_trainer.datasets.image_data import leave_out_trained
     from elastic_trainer.datasets.named import find
     from elastic_trainer.networks.saved_model import check_saving
@@ -116,6 +116,8 @@ def _prepare(settings: Settings) -> tuple[keras.Model, Prepared]:
     source = find(settings)  # which downloads it: what is missing is said at once
     names, weights = source.class_names, Path(settings.weights)
     settings = replace(settings, num_classes=len(names))
+    left = (settings.deadline or math.inf) - (time.perf_counter() - start)
+    settings = choose_network(settings, source, models.build, left)
     if is_for_board(settings) and not settings.plan:
         from elastic_trainer.board.export import board_folder, check_folder
 

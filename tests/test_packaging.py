@@ -199,7 +199,7 @@ def test_what_the_wheel_always_requires_suffices_to_train_and_to_export(
 
 def test_the_wheel_says_what_it_is(distribution: metadata.Distribution) -> None:
     about = distribution.metadata
-    assert set(about.get_all("Provides-Extra") or []) == {"all", "data", "dev", "plots", "vit", "weights"}
+    assert set(about.get_all("Provides-Extra") or []) == {"all", "data", "dev", "plots", "vit"}
     assert about["License-Expression"] == "MIT"
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"name: {about['Author']}\n" in citation

@@ -17,7 +17,16 @@ from typing import Any
 from elastic_trainer.cli.checks import check, check_names, is_elastic, is_for_board, without_effect
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets.named import DATASETS
-from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, is_run, read_config, read_settings, read_summary
+from elastic_trainer.runs.reader import (
+    METRICS,
+    SUMMARY,
+    config_of_model,
+    is_finished,
+    is_run,
+    read_config,
+    read_settings,
+    read_summary,
+)
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import (
     ALL_FLAGS,
@@ -33,7 +42,15 @@ from elastic_trainer.settings import (
     Settings,
 )
 from elastic_trainer.settings.flags import OneLineParser, as_words, duration_text, parse_bool
-from elastic_trainer.settings.network_names import GLYPH_WEIGHTS, WIDTHS, is_custom_model, model_label
+from elastic_trainer.settings.network_names import (
+    GLYPH_WEIGHTS,
+    PACKAGED_NETWORK,
+    SMALL_NETWORK,
+    USUAL_SIZE,
+    WIDTHS,
+    is_custom_model,
+    model_label,
+)
 from elastic_trainer.system.errors import UserError
 
 NAMES: dict[str, Collection[str]] = {  # that flags take
@@ -42,6 +59,7 @@ NAMES: dict[str, Collection[str]] = {  # that flags take
     "train_type": SCHEMES,
     "export": EXPORTERS,
 }
+NETWORK_FIELDS = ("model_name", "alpha", "input_size")
 DEADLINE_EPOCHS = 1000  # at most, of a run that its deadline ends
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
@@ -118,8 +136,14 @@ def parse_profiler(words: Sequence[str] | None = None) -> tuple[Settings, Profil
 
 def to_profile(given: Mapping[str, Any]) -> Settings:
     """Settings of a network to profile: its times do not depend on weights, and nothing has to be downloaded."""
-    settings = complete({"weights": "none", **given})
-    return replace(settings, batch_size=settings.batch_size or RATE_BATCH)
+    settings = complete(given)
+    return replace(
+        settings,
+        weights=given.get("weights", "none"),
+        model_name=settings.model_name or PACKAGED_NETWORK,
+        input_size=settings.input_size or USUAL_SIZE,
+        batch_size=settings.batch_size or RATE_BATCH,
+    )
 
 
 # --- what follows from the flags --------------------------------------------------------------------------------------
@@ -132,7 +156,7 @@ def complete(given: Mapping[str, Any]) -> Settings:
     """
     dataset_name = given.get("dataset_name", Settings.dataset_name)
     preset = PRESETS[given.get("preset", DATASETS[dataset_name].preset)]
-    settings = replace(preset, **given)
+    settings = _with_network(given, replace(preset, **given))
     name, unset = settings.model_name, {*ALL_FLAGS} - {*given}
     follows: dict[str, Any] = {}
     if name == "vit":
@@ -162,6 +186,22 @@ def complete(given: Mapping[str, Any]) -> Settings:
     return _chosen(given, settings)
 
 
+def _with_network(given: Mapping[str, Any], settings: Settings) -> Settings:
+    """With the network, its width and the size of its input, unless `resolve` chooses them by what they take here.
+
+    Weights and widths are of one network; those of a run are of its own.
+    """
+    weights, name = given.get("weights", "imagenet"), settings.model_name
+    if name is None and weights not in ("imagenet", "none"):
+        before = config_of_model(Path(weights))
+        settings = replace(settings, **{one: before[one] for one in NETWORK_FIELDS if one in before} | {**given})
+    is_small = weights != "imagenet" or "alpha" in given or settings.dataset_name == "digits" or is_for_board(settings)
+    if settings.model_name is None and is_small:
+        settings = replace(settings, model_name=SMALL_NETWORK)
+    has_size = settings.model_name is None or settings.input_size is not None
+    return settings if has_size else replace(settings, input_size=USUAL_SIZE)
+
+
 def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
     """Settings that depend on what the run does."""
     changed: dict[str, Any] = {"save_model": _saves_model(given, settings)}
@@ -185,7 +225,8 @@ def _with_run_name(given: Mapping[str, Any], settings: Settings) -> Settings:
     """With the run's name: as given, else made from the settings; `auto` is the published default."""
     name = given.get("run_name", "auto")
     if name == "auto":
-        name = f"{model_label(settings.model_name, settings.alpha)}_{settings.dataset_name}_{settings.train_type}"
+        network = [] if settings.model_name is None else [model_label(settings.model_name, settings.alpha)]
+        name = "_".join([*network, settings.dataset_name, settings.train_type])
         name += "" if settings.rho is None else f"_rho{settings.rho:g}"
         name += "" if settings.deadline is None else f"_deadline{settings.deadline:g}"
     length = len(os.fsencode(name))

@@ -1,4 +1,4 @@
-"""What a run chooses for itself: the sizes of its steps, a timing table, its images' memory, and rho.
+"""What a run chooses for itself: a network, the sizes of its steps, a timing table, its images' memory, and rho.
 
 Sizes are chosen before the table, since they decide which one it is; the table before images are read, since a rho that
 is too small is then refused before minutes of reading.
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import keras
 import numpy as np
@@ -17,8 +18,12 @@ import numpy as np
 from elastic_trainer.cli.checks import is_for_board
 from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.datasets import images
+from elastic_trainer.datasets.decoding import smaller_side
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.datasets.named import count_training_images
+from elastic_trainer.datasets.sources import DataSource
+from elastic_trainer.engine.memory import variables_mb
+from elastic_trainer.networks.candidates import SIZES, candidates, forward_ms
 from elastic_trainer.networks.tensors import head_mask
 from elastic_trainer.profiling.measuring import full_step_ms, idle_training
 from elastic_trainer.profiling.memory_check import TracedSteps
@@ -28,10 +33,14 @@ from elastic_trainer.selection.budget import UNASKED_RHO, RhoBudget, first_misse
 from elastic_trainer.selection.named import SCHEMES, trainable_mask
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.settings import RATE_BATCH, TABLE_RECORD, Settings, rate_at
+from elastic_trainer.settings.network_names import USUAL_SIZE
 from elastic_trainer.system.memory_budget import MemoryBudget, Needed, part_rows
 from elastic_trainer.timing.table import TimingTable
 from elastic_trainer.timing.table_file import load_table, other_setup, other_tables, table_folder
 
+FIRST_MODEL_SHARE = 1 / 5  # of the time until the deadline
+SEEN_PHOTOS = 16  # whose sizes are read
+LEAST_PART = 8  # images of a batch, as a board takes them
 MIN_STEPS = 8  # an epoch, where the batch size is chosen
 
 Load = Callable[[Settings, float | None], ImageData]
@@ -79,6 +88,60 @@ def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
         plan = run_plan(table, head_mask(model), data, settings, steps.memory, rho, others)
     RhoBudget(table, head_mask(model), settings.rho, first_misses(data, settings))  # refuses what is too small
     return Prepared(settings, data, steps.memory, table, plan)
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def choose_network(
+    settings: Settings, source: DataSource, build: Callable[[Settings], keras.Model], seconds: float
+) -> Settings:
+    """Choose the network and the size of its input, unless they are given, and print a line on them.
+
+    It is the first candidate whose first model takes at most `FIRST_MODEL_SHARE` of the time, and whose steps fit into
+    memory; without a deadline, at the usual size. Photos are not enlarged, but to the smallest size.
+
+    Args:
+        settings: of the run, with the number of classes.
+        source: its images.
+        build: makes a network of these settings, see `models.build`.
+        seconds: that are left until the deadline; infinity without one.
+    """
+    if settings.model_name is not None:
+        return settings
+    most = min(_usual_side(source), SIZES[0] if seconds < math.inf else USUAL_SIZE)
+    sizes = [settings.input_size] if settings.input_size else [*(size for size in SIZES if size <= most)] or SIZES[-1:]
+    count = source.train.count + source.test.count + source.tested_later
+    limit_ms = 1e3 * FIRST_MODEL_SHARE * seconds / max(count, 1)
+    for option in candidates(sizes):
+        least = option.sizes[-1]
+        chosen = replace(settings, model_name=option.model_name, alpha=option.alpha, input_size=least)
+        model = build(replace(chosen, weights="none"))
+        pass_ms, alone_ms = forward_ms(model)
+        steps = TracedSteps(model, chosen, MemoryBudget(settings.memory))
+        areas = {size: (size / least) ** 2 for size in option.sizes}  # times and memory are in proportion to it
+        fitting = [size for size in areas if areas[size] * pass_ms <= limit_ms and _parts_fit(steps, areas[size])]
+        if fitting:
+            break
+    size = fitting[0] if fitting else least
+    print(
+        f"--model_name is {option.model_name}, --input_size {size}: {variables_mb(model.variables):.0f} MB, "
+        f"{areas[size] * alone_ms:.0f} ms for a prediction here (give them to take others)"
+    )
+    return replace(chosen, input_size=size)
+
+
+def _usual_side(source: DataSource) -> int:
+    """The median of the smaller sides of some photos, in pixels."""
+    every = max(source.train.count // SEEN_PHOTOS, 1)
+    sides = [smaller_side(photo) for photo, _ in islice(source.train.examples(), 0, None, every)]
+    return int(np.median([side for side in sides if side] or [0]))
+
+
+def _parts_fit(steps: TracedSteps, area: float) -> bool:
+    """Whether an elastic step fits into memory, in parts, on images of `area` times those of the traced network."""
+    rows, parts = (math.ceil(area * count) for count in (RATE_BATCH, LEAST_PART))
+    return steps.certainly_fit(rows) or steps.memory.fits(_needed(steps.settings, steps)(rows, parts))
 
 
 def part_of(settings: Settings) -> Settings:

@@ -56,6 +56,17 @@ def read_photo(photo: Union[str, "os.PathLike[str]", bytes], size: int, most_mb:
             return _decoded(_without_texts(file.read()), size, most_mb)  # Pillow refuses large ones
 
 
+def smaller_side(photo: Union[str, bytes, np.ndarray]) -> int:
+    """Of a photo, in pixels; 0 if it cannot be read. Of a file, its header alone is read."""
+    if isinstance(photo, np.ndarray):
+        return min(photo.shape[:2])
+    try:
+        with io.BytesIO(photo) if isinstance(photo, bytes) else open(photo, "rb") as file, _opened(file) as image:
+            return min(image.size)
+    except Exception:  # Pillow raises many types for a damaged image
+        return 0
+
+
 def _decoded(file: IO[bytes], size: int, most_mb: float) -> np.ndarray:
     with _opened(file) as image:
         width, height = image.size

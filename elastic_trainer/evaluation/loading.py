@@ -13,6 +13,7 @@ from elastic_trainer.networks.logits import with_logits
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.settings import PRESETS, Evaluation
+from elastic_trainer.settings.network_names import USUAL_SIZE
 from elastic_trainer.system.errors import UserError, first_line
 
 
@@ -35,7 +36,7 @@ def load_to_evaluate(
             "names"
         )
     classes, size = len(source.class_names), settings.input_size
-    size = size or PRESETS[DATASETS[settings.dataset_name].preset].input_size
+    size = size or PRESETS[DATASETS[settings.dataset_name].preset].input_size or USUAL_SIZE
     try:
         model = load_model(path, "--evaluate")
     except UserError:  # Keras may need the code of custom layers

