@@ -82,9 +82,9 @@ class Settings:
     """
 
     model_name: str = flag("resnet50", NETWORK, known_network, "NAME", (
-        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0`, any other name of `keras.applications`, or [your own "
-        "network](your_data_and_networks.md#your-own-network): `FILE.keras` or `FILE.py:FUNCTION`. `photos` "
-        "takes [what there is time for](presets.md#the-network)"),
+        "`resnet50`, `vgg16`, `mobilenetv2`, `vit` (ViT-B/16), `efficientnetlite0`, any other name of "
+        "`keras.applications`, or [your own network](your_data_and_networks.md#your-own-network): `FILE.keras` or "
+        "`FILE.py:FUNCTION`. `photos` takes [what there is time for](presets.md#the-network)"),
         evaluate="run")
     input_size: int = flag(224, NETWORK, whole_number(1, 4096), "PIXELS", "height and width of the input in pixels",
         evaluate="run")
