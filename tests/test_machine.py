@@ -12,7 +12,8 @@ from command_line import ROOT
 
 import elastic_trainer
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import _commit, available_memory_mb, gpu_peak_memory_mb
+from elastic_trainer.system.machine import _commit, gpu_peak_memory_mb
+from elastic_trainer.system.memory import free_memory_mb
 
 
 def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
@@ -52,48 +53,29 @@ def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
 
 
 def test_available_memory_includes_swap(system):
-    assert available_memory_mb(system) == pytest.approx(1024 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(1024 + 102.4)
 
 
 def test_available_memory_respects_all_parent_control_groups(system):
-    unlimited = available_memory_mb(system)
+    unlimited = free_memory_mb(system)
     (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
     base = system / "sys" / "fs" / "cgroup"
     write_group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
-    assert available_memory_mb(system) == unlimited
+    assert free_memory_mb(system) == unlimited
     write_group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
-    assert available_memory_mb(system) == pytest.approx(100 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(100 + 102.4)
     write_group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
-    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(150 + 102.4)
     write_group(base / "box" / "run", memory__max=10_000_000_000)
-    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(150 + 102.4)
     write_group(base / "box", memory__max=100)
-    assert available_memory_mb(system) == 0
+    assert free_memory_mb(system) == 0
     write_group(base / "box", memory__max=900_000_000_000)
-    assert available_memory_mb(system) == unlimited
+    assert free_memory_mb(system) == unlimited
     write_group(
         base, memory__max=500_000_000, memory__current=450_000_000
     )  # inside a container, its group is the top one
-    assert available_memory_mb(system) == pytest.approx(50 + 102.4)
-
-
-def test_available_memory_respects_the_limits_of_the_process(system, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.system.machine.cores", lambda: 2)
-    unlimited, limits = available_memory_mb(system), system / "proc" / "self" / "limits"
-    (system / "proc" / "self" / "status").write_text("VmSize:\t 2500000 kB\nVmRSS:\t 400000 kB\nVmData:\t 500000 kB\n")
-    lines = "Limit                     Soft Limit           Hard Limit           Units\n"
-    for data_bytes, size_bytes, expected in (
-        ("unlimited", "unlimited", unlimited),
-        (1_000_000_000, "unlimited", 1000 - 409.6 - 150),  # VmData is still less than that
-        ("unlimited", 3_000_000_000, 3000 - 409.6 - 2200),
-        (1_000_000_000, 2_700_000_000, 2700 - 409.6 - 2200),
-        (555_000_000, "unlimited", 0),
-    ):
-        values = f"Max data size             {data_bytes}            unlimited            bytes\n"
-        limits.write_text(
-            f"{lines}{values}Max address space         {size_bytes}            unlimited            bytes\n"
-        )
-        assert available_memory_mb(system) == pytest.approx(expected)
+    assert free_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
 def test_available_memory_respects_control_groups_of_version_1(system):
@@ -104,14 +86,14 @@ def test_available_memory_respects_control_groups_of_version_1(system):
         memory__usage_in_bytes=200_000_000,
         memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
     )
-    assert available_memory_mb(system) == pytest.approx(106 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(106 + 102.4)
 
 
 def test_available_memory_is_none_if_the_system_does_not_report_it(tmp_path):
-    assert available_memory_mb(tmp_path) is None
+    assert free_memory_mb(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
-    assert available_memory_mb(tmp_path) is None
+    assert free_memory_mb(tmp_path) is None
 
 
 def test_an_installed_package_does_not_report_the_commit_of_the_project_around_it(tmp_path):

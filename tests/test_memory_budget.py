@@ -19,12 +19,10 @@ from elastic_trainer.selection.importance import ImportanceEvaluator
 from elastic_trainer.selection.plan import COMPARED_RHOS, run_plan
 from elastic_trainer.selection.select import select_tensors, select_upper_part
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import PROCESS_LIMITS, cores
 from elastic_trainer.system.memory_budget import MemoryBudget
 from elastic_trainer.timing.attribution import attribute
 
 BATCH, START_MB = 16, 50.0
-RESERVED_MB = PROCESS_LIMITS[0][2] + PROCESS_LIMITS[0][3] * cores()
 SETTINGS = Settings(learning_rate=0.01, num_epochs=2, interval=1, rho=1.0, deterministic=True)
 
 
@@ -207,12 +205,12 @@ def test_a_limit_makes_main_train_less_or_refuse(tmp_path):
     free = json.loads((tmp_path / "free" / "summary.json").read_text())
     assert 0.5 < free["predicted_memory_mb"] / free["peak_memory_mb"] < 1.5
     free_mb = free["predicted_memory_mb"]
-    limit_mb, within_system = round(free_mb - 20), 1.1 * free_mb + RESERVED_MB
-    done = command(*words, "--run_name", "limited", "--memory", f"{limit_mb}M", data_mb=within_system)
+    limit_mb = round(free_mb - 20)
+    done = command(*words, "--run_name", "limited", "--memory", f"{limit_mb}M")
     assert not done.returncode, done.stderr
     summary = json.loads((tmp_path / "limited" / "summary.json").read_text())
     assert summary["predicted_memory_mb"] <= limit_mb == summary["memory_budget_mb"]
-    refused = command(*words, data_mb=0.6 * free_mb + RESERVED_MB)
+    refused = command(*words, "--memory", f"{0.6 * free_mb}M")
     [line] = refused.stderr.strip().splitlines()
     assert refused.returncode == 2 and "MB are available" in line
 

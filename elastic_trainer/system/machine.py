@@ -11,7 +11,6 @@ import functools
 import gc
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,15 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from elastic_trainer.system.errors import UserError, first_line
-from elastic_trainer.system.memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
+from elastic_trainer.system.memory import text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
-# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
-# memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
-# (docs/memory.md; measured with 2 cores).
-PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
 
 
 def seconds_since_start(root: Path = Path("/")) -> float | None:
@@ -115,30 +110,6 @@ def gpu_peak_memory_mb() -> float | None:
 
     gpus = tf.config.list_logical_devices("GPU")
     return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
-
-
-def reachable_memory_mb() -> float:
-    """Memory in MB that this process takes or can still allocate; what the system does not report counts as 0."""
-    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
-
-
-def available_memory_mb(root: Path = Path("/")) -> float | None:
-    """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
-
-    The limits of this process (`ulimit`) and of its control groups may leave less than the system has. `root` contains
-    proc and sys.
-    """
-    available_mb = free_memory_mb(root)
-    if available_mb is None:
-        return None
-    limits, counts = text_of(root / "proc" / "self" / "limits"), numbers_in(root / "proc" / "self" / "status")
-    for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
-        found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
-        if found and counted in counts:
-            reserved = 1_000_000 * (reserved_mb + mb_of_core * cores())
-            counted_bytes = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved)
-            available_mb = min(available_mb, (int(found[1]) - counted_bytes) / 1e6)
-    return max(available_mb, 0.0)
 
 
 def cores() -> int:

@@ -98,7 +98,7 @@ def test_features_of_weights_that_were_restored_are_not_used():
 
 
 def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.datasets.images.available_memory_mb", lambda: 0.0)
+    monkeypatch.setattr("elastic_trainer.datasets.images.free_memory_mb", lambda: 0.0)
     plain_model, data = make_small_model(), images()
     expected = train(state_of(plain_model, data), data, 2, head(plain_model), uses_features=False)
     model = make_small_model()

@@ -9,8 +9,7 @@ from elastic_trainer.system.memory_budget import MemoryBudget, StepMemory
 
 def machine(monkeypatch, resident_mb, available_mb=1e4):
     monkeypatch.setattr(budget, "resident_memory_mb", lambda: resident_mb)
-    monkeypatch.setattr(budget, "available_memory_mb", lambda: available_mb)
-    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: resident_mb + available_mb)
+    monkeypatch.setattr(budget, "free_memory_mb", lambda: available_mb)
 
 
 def test_room_is_what_a_limit_leaves_and_the_start_of_training_is_fixed(monkeypatch):
