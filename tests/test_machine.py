@@ -1,14 +1,11 @@
 """Available memory, peak memory of GPUs, and the commit, as a machine reports them."""
 
-import json
-import os
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
-from command_line import ROOT
 
 import elastic_trainer
 from elastic_trainer.system.errors import UserError
@@ -115,37 +112,6 @@ def test_a_name_that_needs_tensorflow_is_refused_where_keras_computes_in_another
     monkeypatch.setattr("keras.config.backend", lambda: "torch")
     with pytest.raises(UserError, match=r"Keras computes in torch, and .* needs TensorFlow: set KERAS_BACKEND=tensorf"):
         vars(elastic_trainer)["__getattr__"]("Trainer")
-
-
-SHOW = "from keras import config; print(config.backend(), config.floatx(), config.image_data_format())"
-
-
-@pytest.mark.parametrize(
-    ("settings", "code", "said"),
-    [
-        (
-            {"backend": "torch", "image_data_format": "channels_first", "floatx": "float16"},
-            "load_tensorflow()",
-            'keras.json: "floatx": "float16" does not apply here; it is float32\n'
-            'keras.json: "image_data_format": "channels_first" does not apply here; it is channels_last\n',
-        ),
-        ({"floatx": "int8"}, "load_tensorflow()", "UserError: Keras cannot be loaded: "),
-        ({"backend": "odd"}, "import elastic_trainer; elastic_trainer.Trainer", "UserError: Keras cannot be loaded: "),
-    ],
-)
-def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(settings, code, said, tmp_path):
-    (tmp_path / "keras.json").write_text(json.dumps({"epsilon": 1e-7, **settings}))
-    code = f"import sys; from elastic_trainer.system.machine import load_tensorflow; {code}; {SHOW}"
-    unset = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment["KERAS_HOME"] = str(tmp_path)
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if "UserError" in said:
-        assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
-    else:
-        assert done.stdout.split() == ["tensorflow", "float32", "channels_last"]
-        assert done.stderr == said
 
 
 def test_a_callback_where_the_user_has_no_home_folder_gets_a_temporary_one_in_one_line(monkeypatch, capsys):

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.system.errors import UserError, first_line
+from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.memory import text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -121,45 +121,32 @@ def load_tensorflow() -> None:
     """Import TensorFlow without its log messages, which would hide the messages of the commands, and Keras on it.
 
     TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
-    see everything. What KERAS_BACKEND and keras.json say does not apply to this process and those that it starts; a
-    line is printed for a setting that would have changed results.
+    see everything. Another backend of Keras, in KERAS_BACKEND or keras.json, does not apply to this process and those
+    that it starts.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     _check_home()
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        check_keras()
-    else:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-        with silenced():
-            check_keras()
-            import tensorflow
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with silenced():
+        import keras  # noqa: F401
+        import tensorflow
 
-            tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
-        del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
-    import keras
-
-    for name, wanted in (("floatx", "float32"), ("image_data_format", "channels_last")):
-        given = getattr(keras.config, name)()
-        if given != wanted:
-            print(f'keras.json: "{name}": "{given}" does not apply here; it is {wanted}', file=sys.stderr)
-            getattr(keras.config, f"set_{name}")(wanted)
+        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
 
 
 def check_keras() -> None:
-    """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    """Import Keras. Raises `UserError` if it does not compute in TensorFlow."""
     _check_home()
-    how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
-    try:
-        import keras
+    import keras
 
-        backend = keras.config.backend()
-    # Another backend that is not installed; a wrong value, by the version of Keras.
-    except (ImportError, ValueError, AttributeError, AssertionError) as error:
-        if getattr(error, "name", None) == "keras":
-            raise
-        raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
-    if backend != "tensorflow":
-        raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
+    if keras.config.backend() != "tensorflow":
+        raise UserError(
+            f"Keras computes in {keras.config.backend()}, and elastic_trainer needs TensorFlow: set "
+            "KERAS_BACKEND=tensorflow in the environment before Keras is imported"
+        )
 
 
 def _check_home() -> None:
