@@ -183,14 +183,6 @@ def photo(seed):
         return Image.fromarray(np.asarray(saved))
 
 
-def copies(seed):
-    """Files of one photo by their names."""
-    image = photo(seed)
-    files = {"first.png": encoded(image, "PNG"), "lossless.webp": encoded(image, "WEBP", lossless=True)}
-    files |= {"same.bmp": encoded(image, "BMP"), "turned.png": encoded(image, "PNG", **metadata("PNG"))}
-    return {**files, "turned.webp": encoded(image, "WEBP", lossless=True, **metadata("WEBP"))}
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("size", [8, 16, 64])
 def test_copies_with_other_metadata_have_one_digest_and_other_photos_have_others(kind, size):
@@ -198,15 +190,3 @@ def test_copies_with_other_metadata_have_one_digest_and_other_photos_have_others
     first, second, third = (digest(read_photo(content, size)) for content in (plain, copy, other))
     assert plain != copy and first == second != third
     assert (read_photo(plain, size) != read_photo(copy, size)).any(), "one is turned"
-
-
-def test_copies_stay_on_one_side_whatever_their_format(tmp_path):
-    for seed in range(40):
-        folder = tmp_path / ("ant" if seed % 2 else "bee")
-        folder.mkdir(exist_ok=True)
-        for name, content in copies(seed).items():
-            (folder / f"{seed}-{name}").write_bytes(content)
-    images = load_photos(tmp_path, 16, 2)
-    assert images.train_count + images.test_count == 200 and images.train_count % 5 == images.test_count % 5 == 0
-    assert len(images.training_digests) == images.train_count / 5
-    assert 10 <= images.test_count <= 80
