@@ -48,7 +48,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor_name(),
         "cores": os.cpu_count(),
-        "usable_cores": cores(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "system": platform.system(),
     }
@@ -110,11 +110,6 @@ def gpu_peak_memory_mb() -> float | None:
 
     gpus = tf.config.list_logical_devices("GPU")
     return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load_tensorflow() -> None:

@@ -2,15 +2,12 @@
 
 import io
 import os
-import subprocess
-import sys
 import warnings
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import ROOT
 from PIL import Image, ImageOps, PngImagePlugin
 from small_images import encoded, load_photos
 
@@ -107,15 +104,6 @@ def test_a_run_has_the_pixels_of_the_public_call(tmp_path):
     [batch] = load_photos(tmp_path, 24, 2).test()
     for name, image in zip(sorted(photos), batch.inputs.numpy(), strict=True):
         np.testing.assert_array_equal(elastic_trainer.read_photo(tmp_path / "test/ant" / name, 24), image)
-
-
-def test_the_public_call_imports_no_tensorflow(tmp_path):
-    (tmp_path / "photo.png").write_bytes(encoded(halves(), "PNG"))
-    program = (
-        "import sys, elastic_trainer; elastic_trainer.read_photo(sys.argv[1], 8); print('tensorflow' in sys.modules)"
-    )
-    words = [sys.executable, "-c", program, tmp_path / "photo.png"]
-    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(monkeypatch):
