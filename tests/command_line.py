@@ -20,14 +20,9 @@ NETWORK = ["--dataset_name", "digits", "--model_name", f"{ROOT}/tests/zoo.py:bra
 NETWORK += ["--batch_size", "64"]
 
 
-def command(script, *arguments, data_mb=None):
-    """Run a script of the project; returns the finished process with its output as text.
-
-    `data_mb` limits its memory (`ulimit -d`).
-    """
+def command(script, *arguments):
+    """Run a script of the project; returns the finished process with its output as text."""
     words = [sys.executable, ROOT / script, *map(str, arguments)]
-    if data_mb is not None:
-        words = ["sh", "-c", f'ulimit -d {round(data_mb * 1e6 / 1024)}; exec "$@"', "sh", *words]
     # The variable may be set where the tests run; in a user's shell it is not.
     environment = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, env=environment)

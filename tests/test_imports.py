@@ -37,8 +37,9 @@ def test_what_commands_share_imports_neither_a_step_nor_tensorflow():
     assert modules_after("import utils") & {*OURS, "tensorflow", "keras"} == {"utils", "elastic_trainer"}
 
 
-def test_the_package_shows_its_names_without_tensorflow():
-    code = "import elastic_trainer; elastic_trainer.__version__, dir(elastic_trainer)"
+def test_the_package_shows_its_names_and_reads_photos_without_tensorflow():
+    code = "import io, elastic_trainer; from PIL import Image; elastic_trainer.__version__, dir(elastic_trainer);"
+    code += "Image.new('L', (2, 2)).save(file := io.BytesIO(), 'PNG'); elastic_trainer.read_photo(file.getvalue(), 8)"
     assert modules_after(code) & {*OURS, "tensorflow", "keras"} == {"elastic_trainer"}
 
 

@@ -1,18 +1,16 @@
 """Available memory, peak memory of GPUs, and the commit, as a machine reports them."""
 
-import json
-import os
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
-from command_line import ROOT
 
 import elastic_trainer
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import _commit, available_memory_mb, gpu_peak_memory_mb
+from elastic_trainer.system.machine import _commit, gpu_peak_memory_mb
+from elastic_trainer.system.memory import free_memory_mb
 
 
 def test_gpu_peak_memory_is_the_sum_of_the_allocators_peaks(monkeypatch):
@@ -52,48 +50,29 @@ def test_peak_memory_is_not_that_of_the_program_that_started_this_one():
 
 
 def test_available_memory_includes_swap(system):
-    assert available_memory_mb(system) == pytest.approx(1024 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(1024 + 102.4)
 
 
 def test_available_memory_respects_all_parent_control_groups(system):
-    unlimited = available_memory_mb(system)
+    unlimited = free_memory_mb(system)
     (system / "proc" / "self" / "cgroup").write_text("0::/box/run\n")
     base = system / "sys" / "fs" / "cgroup"
     write_group(base / "box" / "run", memory__max="max", memory__current=300_000_000)
-    assert available_memory_mb(system) == unlimited
+    assert free_memory_mb(system) == unlimited
     write_group(base / "box", memory__max=500_000_000, memory__current=400_000_000)
-    assert available_memory_mb(system) == pytest.approx(100 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(100 + 102.4)
     write_group(base / "box", memory__stat="anon 7\ninactive_file 40000000\nactive_file 10000000\nslab 9")
-    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(150 + 102.4)
     write_group(base / "box" / "run", memory__max=10_000_000_000)
-    assert available_memory_mb(system) == pytest.approx(150 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(150 + 102.4)
     write_group(base / "box", memory__max=100)
-    assert available_memory_mb(system) == 0
+    assert free_memory_mb(system) == 0
     write_group(base / "box", memory__max=900_000_000_000)
-    assert available_memory_mb(system) == unlimited
+    assert free_memory_mb(system) == unlimited
     write_group(
         base, memory__max=500_000_000, memory__current=450_000_000
     )  # inside a container, its group is the top one
-    assert available_memory_mb(system) == pytest.approx(50 + 102.4)
-
-
-def test_available_memory_respects_the_limits_of_the_process(system, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.system.machine.cores", lambda: 2)
-    unlimited, limits = available_memory_mb(system), system / "proc" / "self" / "limits"
-    (system / "proc" / "self" / "status").write_text("VmSize:\t 2500000 kB\nVmRSS:\t 400000 kB\nVmData:\t 500000 kB\n")
-    lines = "Limit                     Soft Limit           Hard Limit           Units\n"
-    for data_bytes, size_bytes, expected in (
-        ("unlimited", "unlimited", unlimited),
-        (1_000_000_000, "unlimited", 1000 - 409.6 - 150),  # VmData is still less than that
-        ("unlimited", 3_000_000_000, 3000 - 409.6 - 2200),
-        (1_000_000_000, 2_700_000_000, 2700 - 409.6 - 2200),
-        (555_000_000, "unlimited", 0),
-    ):
-        values = f"Max data size             {data_bytes}            unlimited            bytes\n"
-        limits.write_text(
-            f"{lines}{values}Max address space         {size_bytes}            unlimited            bytes\n"
-        )
-        assert available_memory_mb(system) == pytest.approx(expected)
+    assert free_memory_mb(system) == pytest.approx(50 + 102.4)
 
 
 def test_available_memory_respects_control_groups_of_version_1(system):
@@ -104,14 +83,14 @@ def test_available_memory_respects_control_groups_of_version_1(system):
         memory__usage_in_bytes=200_000_000,
         memory__stat="cache 1\ntotal_inactive_file 5000000\ntotal_active_file 1000000",
     )
-    assert available_memory_mb(system) == pytest.approx(106 + 102.4)
+    assert free_memory_mb(system) == pytest.approx(106 + 102.4)
 
 
 def test_available_memory_is_none_if_the_system_does_not_report_it(tmp_path):
-    assert available_memory_mb(tmp_path) is None
+    assert free_memory_mb(tmp_path) is None
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 4000 kB\n")  # before Linux 3.14
-    assert available_memory_mb(tmp_path) is None
+    assert free_memory_mb(tmp_path) is None
 
 
 def test_an_installed_package_does_not_report_the_commit_of_the_project_around_it(tmp_path):
@@ -133,37 +112,6 @@ def test_a_name_that_needs_tensorflow_is_refused_where_keras_computes_in_another
     monkeypatch.setattr("keras.config.backend", lambda: "torch")
     with pytest.raises(UserError, match=r"Keras computes in torch, and .* needs TensorFlow: set KERAS_BACKEND=tensorf"):
         vars(elastic_trainer)["__getattr__"]("Trainer")
-
-
-SHOW = "from keras import config; print(config.backend(), config.floatx(), config.image_data_format())"
-
-
-@pytest.mark.parametrize(
-    ("settings", "code", "said"),
-    [
-        (
-            {"backend": "torch", "image_data_format": "channels_first", "floatx": "float16"},
-            "load_tensorflow()",
-            'keras.json: "floatx": "float16" does not apply here; it is float32\n'
-            'keras.json: "image_data_format": "channels_first" does not apply here; it is channels_last\n',
-        ),
-        ({"floatx": "int8"}, "load_tensorflow()", "UserError: Keras cannot be loaded: "),
-        ({"backend": "odd"}, "import elastic_trainer; elastic_trainer.Trainer", "UserError: Keras cannot be loaded: "),
-    ],
-)
-def test_settings_of_keras_that_do_not_suit_are_replaced_or_refused_in_one_line(settings, code, said, tmp_path):
-    (tmp_path / "keras.json").write_text(json.dumps({"epsilon": 1e-7, **settings}))
-    code = f"import sys; from elastic_trainer.system.machine import load_tensorflow; {code}; {SHOW}"
-    unset = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL")
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment["KERAS_HOME"] = str(tmp_path)
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if "UserError" in said:
-        assert done.returncode == 1 and said in done.stderr.splitlines()[-1]
-    else:
-        assert done.stdout.split() == ["tensorflow", "float32", "channels_last"]
-        assert done.stderr == said
 
 
 def test_a_callback_where_the_user_has_no_home_folder_gets_a_temporary_one_in_one_line(monkeypatch, capsys):

@@ -110,7 +110,6 @@ class ShuffledData:
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
     tested_later = 0  # how many other examples test the best model once, after training
     later_seconds = 0.0  # of a deadline, to keep for reading those, and for an export
-    memory_mb: float | None = None  # that features may take in memory; None: a quarter of what is available
 
     def __init__(self, name: str, train: Structures, test: Structures, batch_size: int, seed: int = 0) -> None:
         self._train, self._test = train, test
@@ -145,7 +144,7 @@ class ShuffledData:
         """MB that features of the examples may take in memory."""
         from elastic_trainer.datasets.images import room_mb
 
-        return room_mb() if self.memory_mb is None else self.memory_mb
+        return room_mb()
 
     @property
     def guessing_loss(self) -> float | None:
@@ -186,10 +185,6 @@ class ShuffledData:
         count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
         return _made_ahead(self.test_batch(rows[start : start + count]) for start in range(0, len(rows), count))
 
-    def is_full(self, batch: Batch) -> bool:
-        """Whether a training batch has `full_batch` examples: the budget is not corrected by times of others."""
-        return len(batch) == self.full_batch
-
     def distinct_views(self, steps: int) -> float:
         """How many different views of different examples `steps` steps are expected to show.
 
@@ -209,21 +204,17 @@ class ArrayData(ShuffledData):
             and weights are arrays, or lists, tuples or dicts of arrays.
         batch_size: examples a step.
         seed: of the training order.
-        memory_mb: MB that features may take in memory; by default a quarter of what is available.
 
     Raises:
         ValueError: a split is no such tuple, is empty, has arrays of different lengths, or alone has weights.
         UserError: there are fewer training examples than a batch needs.
     """
 
-    def __init__(
-        self, train: Examples, test: Examples, batch_size: int, seed: int = 0, memory_mb: float | None = None
-    ) -> None:
+    def __init__(self, train: Examples, test: Examples, batch_size: int, seed: int = 0) -> None:
         own, others = _checked(train), _checked(test)
         if (own[2] is None) != (others[2] is None):
             raise ValueError("train and test: give weights of the examples for both, or for none")
         super().__init__("the data", own, others, batch_size, seed)
-        self.memory_mb = memory_mb
 
     @property
     def specs(self) -> tuple[Structure, Structure, Structure]:

@@ -6,10 +6,9 @@ decided by its content, too, when it is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from elastic_trainer.datasets import layout
 from elastic_trainer.datasets.images import NO_IMAGES, ImageFiles
@@ -21,8 +20,6 @@ from elastic_trainer.system.files import reading
 
 TEST_FRACTION = 0.2  # about this share of the images is for testing, unless another one is given
 
-T = TypeVar("T")
-
 
 def read_image_folder(settings: Settings) -> DataSource:
     """The photos to train on and to choose the best model by, and what else a user has to know.
@@ -30,8 +27,9 @@ def read_image_folder(settings: Settings) -> DataSource:
     Without folders for that, a share of the photos is to test on: `TEST_FRACTION` or another one.
     Raises `UserError` if the layout is wrong.
     """
-    data_dir, test_fraction = settings.data_dir, settings.test_fraction
-    parts, notes = _found(layout.find_training_parts, data_dir)
+    data_dir, test_fraction = _folder(settings), settings.test_fraction
+    with reading(f"--data_dir {data_dir}"):
+        parts, notes = layout.find_training_parts(data_dir)
     classes = [*_class_folders(parts[TRAIN])]
     if len(classes) < 2:
         raise UserError(f"--data_dir {parts[TRAIN]}: needs folders of at least two classes, not of {len(classes)}")
@@ -54,7 +52,9 @@ def read_to_test(settings: Settings, class_names: Sequence[str] | None, has_reco
     those of the model, in the order of its outputs; None: the classes are those of the folder. Raises `UserError` if
     the folder has other classes.
     """
-    parts, notes = _found(layout.find_parts, settings.data_dir)
+    data_dir = _folder(settings)
+    with reading(f"--data_dir {data_dir}"):
+        parts, notes = layout.find_parts(data_dir)
     own = parts.get(TEST) or parts.get(CHOOSE)
     if own is None and not has_record:
         note = (
@@ -69,20 +69,20 @@ def read_to_test(settings: Settings, class_names: Sequence[str] | None, has_reco
     return DataSource(classes, NO_IMAGES, images, notes=notes)
 
 
+def _folder(settings: Settings) -> Path:
+    if settings.data_dir is None:
+        raise UserError(f"--data_dir: image_folder needs the folder with {layout.WANTED}")
+    return settings.data_dir
+
+
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
-    return {printable(name): paths for name, paths in _found(layout.class_folders, folder).items()}
+    with reading(f"--data_dir {folder}"):
+        return {printable(name): paths for name, paths in layout.class_folders(folder).items()}
 
 
 def _images(folder: Path, classes: Sequence[str], notes: list[str]) -> ImageFiles:
     """The files in the class folders of `folder`."""
     folders = _class_folders(folder)
-    found = _found(lambda _: layout.find_photos(folders, classes, notes), folder)
-    return ImageFiles(len(found), partial(iter, found))
-
-
-def _found(find: Callable[[Path], T], folder: Path | None) -> T:
-    """What `find` finds in a folder. Raises `UserError` that names it and its flag."""
-    if folder is None:
-        raise UserError(f"--data_dir: image_folder needs the folder with {layout.WANTED}")
     with reading(f"--data_dir {folder}"):
-        return find(folder)
+        found = layout.find_photos(folders, classes, notes)
+    return ImageFiles(len(found), partial(iter, found))

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from elastic_trainer.datasets.decoding import BILINEAR, digest, read_photo
 from elastic_trainer.system.errors import first_line, importing, printable
 from elastic_trainer.system.files import writing
-from elastic_trainer.system.machine import available_memory_mb
+from elastic_trainer.system.memory import free_memory_mb
 
 MEMORY_SHARE = 4  # images may take one part in this many of the available memory
 DEFAULT_MEMORY_MB = 1024  # what they may take if the system does not report its available memory
@@ -71,7 +71,7 @@ class Images:
 
 def room_mb() -> float:
     """MB that may be taken in memory: a quarter of the available memory."""
-    available_mb = available_memory_mb()
+    available_mb = free_memory_mb()
     return DEFAULT_MEMORY_MB if available_mb is None else available_mb / MEMORY_SHARE
 
 

@@ -45,13 +45,12 @@ class TrainState:
     """What training changes.
 
     Args:
-        task: what is trained.
+        task: what is trained, with the examples of most steps, `task.rows`.
         optimizer: built for all of `task.model.trainable_variables`.
         batch_size: examples a step, or a part of one; None: any number.
         penalty: what is added to the loss within the step, as in `TrainStep`.
         features: the cache of the frozen prefix; by default nothing is cached.
         memory: what the process may take; by default what the machine has.
-        rows: examples of most steps. Where `batch_size` is None, their memory is predicted if there is a limit.
     """
 
     compiled = 0  # steps
@@ -67,11 +66,10 @@ class TrainState:
         penalty: Callable[[keras.Model], tf.Tensor | None] = lambda model: None,
         features: FeatureCache | None = None,
         memory: MemoryBudget | None = None,
-        rows: int | None = None,
     ) -> None:
-        self._batch_size, self._penalty, self._rows = batch_size, penalty, rows
+        self._batch_size, self._penalty = batch_size, penalty
         # Of a step: their gradients are added up before the weights are updated.
-        self.parts = rows // batch_size if batch_size and rows else 1
+        self.parts = task.rows // batch_size if batch_size and task.rows else 1
         why_not = task.micro_batch_obstacle()
         if self.parts > 1 and why_not is not None:
             raise UserError(f"--micro_batch: {why_not}; leave it out")
@@ -116,7 +114,7 @@ class TrainState:
         """Predict what `step` takes, and features, which are kept if they are wanted and there is memory beside it."""
         needed_mb, data = 0.0, self.features.data
         if self._batch_size is not None or self.memory.has_limit:  # else nothing is known of the sizes of tensors
-            self._step_memory = step_memory(step if self._batch_size is not None else self._make_step(self._rows))
+            self._step_memory = step_memory(step if self._batch_size is not None else self._make_step(self.task.rows))
             rows = self._step_memory.rows
             needed_mb = self.memory.needed_mb(self._training_mb(self.parts * rows, rows))
         self.features.adopt(step, uses_features, self.memory.limit_mb - needed_mb)

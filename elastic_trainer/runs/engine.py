@@ -87,7 +87,7 @@ class Engine:
         size = part_rows(data.batch_size, settings.micro_batch) if settings.micro_batch else data.batch_size
         # Of a forward pass: within a limit, what trains decides what memory is taken.
         data.max_rows = size if memory.has_limit or settings.micro_batch else MAX_ROWS
-        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory, data.full_batch)
+        self.training = TrainState(task, optimizer, size, self.scheme.penalty, features, memory)
         self.training.can_split &= isinstance(scheme, Scheme) or find_scheme(scheme).can_split
         self.scheme.limit(self.training.memory, self.training.can_split)
         self.history = History()
@@ -108,7 +108,7 @@ class Engine:
         elif not self.training.is_adopted:
             self._adopt(history.selection)
             self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
-        is_full = self.data.is_full(batch)
+        is_full = len(batch) == self.data.full_batch  # the budget is not corrected by times of others
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None), self._step_flops)
         if not (self.task.allows_infinite_loss or math.isfinite(result.loss)):

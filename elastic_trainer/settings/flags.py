@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from elastic_trainer.system.errors import UserError, did_you_mean, not_one_of
-from elastic_trainer.system.machine import available_memory_mb
+from elastic_trainer.system.memory import free_memory_mb
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def duration_text(seconds: float) -> str:
 
 def memory_size(text: str) -> float:
     """A type: MB, given as `900M`, `1.5G`, or as a share of what is available now, such as `80%`."""
-    available_mb = available_memory_mb()
+    available_mb = free_memory_mb()
     if text.endswith("%") and available_mb is None:
         raise argparse.ArgumentTypeError("this system does not report its available memory; give a size, such as 900M")
     factors = {"M": 1.0, "G": 1e3, "%": 0.01 * (available_mb or 0.0)}

@@ -11,7 +11,6 @@ import functools
 import gc
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from elastic_trainer.system.errors import UserError, first_line
-from elastic_trainer.system.memory import free_memory_mb, numbers_in, resident_memory_mb, text_of
+from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.memory import text_of
 
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = ("tensorflow", "keras", "numpy", "vit-keras", "tensorflow-datasets", "scikit-learn")
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")  # TensorFlow reads them
-# Limits of a process (`ulimit -d`, `ulimit -v`), what counts against each, and by how many MB that is above resident
-# memory while a network trains, in all and for each core: threads and the allocator reserve more than they use
-# (docs/memory.md; measured with 2 cores).
-PROCESS_LIMITS = (("Max data size", "VmData:", 100, 25), ("Max address space", "VmSize:", 1_700, 250))
 
 
 def seconds_since_start(root: Path = Path("/")) -> float | None:
@@ -53,7 +48,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "processor": _processor_name(),
         "cores": os.cpu_count(),
-        "usable_cores": cores(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "thread_settings": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
         "system": platform.system(),
     }
@@ -117,78 +112,36 @@ def gpu_peak_memory_mb() -> float | None:
     return sum(tf.config.experimental.get_memory_info(gpu.name)["peak"] for gpu in gpus) / 1e6 if gpus else None
 
 
-def reachable_memory_mb() -> float:
-    """Memory in MB that this process takes or can still allocate; what the system does not report counts as 0."""
-    return (resident_memory_mb() or 0.0) + (available_memory_mb() or 0.0)
-
-
-def available_memory_mb(root: Path = Path("/")) -> float | None:
-    """Memory in MB that this process can still allocate, swap included, or None if the system does not report it.
-
-    The limits of this process (`ulimit`) and of its control groups may leave less than the system has. `root` contains
-    proc and sys.
-    """
-    available_mb = free_memory_mb(root)
-    if available_mb is None:
-        return None
-    limits, counts = text_of(root / "proc" / "self" / "limits"), numbers_in(root / "proc" / "self" / "status")
-    for name, counted, reserved_mb, mb_of_core in PROCESS_LIMITS:
-        found = re.search(rf"^{name} +(\d+)", limits, re.MULTILINE)
-        if found and counted in counts:
-            reserved = 1_000_000 * (reserved_mb + mb_of_core * cores())
-            counted_bytes = max(1024 * counts[counted], 1024 * counts["VmRSS:"] + reserved)
-            available_mb = min(available_mb, (int(found[1]) - counted_bytes) / 1e6)
-    return max(available_mb, 0.0)
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def load_tensorflow() -> None:
     """Import TensorFlow without its log messages, which would hide the messages of the commands, and Keras on it.
 
     TensorFlow 2.21 writes some lines to file descriptor 2 before it reads TF_CPP_MIN_LOG_LEVEL. Set that variable to
-    see everything. What KERAS_BACKEND and keras.json say does not apply to this process and those that it starts; a
-    line is printed for a setting that would have changed results.
+    see everything. Another backend of Keras, in KERAS_BACKEND or keras.json, does not apply to this process and those
+    that it starts.
     """
     os.environ["KERAS_BACKEND"] = "tensorflow"
     _check_home()
     if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
-        check_keras()
-    else:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-        with silenced():
-            check_keras()
-            import tensorflow
+        return
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    with silenced():
+        import keras  # noqa: F401
+        import tensorflow
 
-            tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
-        del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
-    import keras
-
-    for name, wanted in (("floatx", "float32"), ("image_data_format", "channels_last")):
-        given = getattr(keras.config, name)()
-        if given != wanted:
-            print(f'keras.json: "{name}": "{given}" does not apply here; it is {wanted}', file=sys.stderr)
-            getattr(keras.config, f"set_{name}")(wanted)
+        tensorflow.config.list_physical_devices()  # a missing GPU driver is reported here, not at import
+    del os.environ["TF_CPP_MIN_LOG_LEVEL"]  # it has been read; child processes set it again
 
 
 def check_keras() -> None:
-    """Import Keras. Raises `UserError` if it does not compute in TensorFlow, or refuses its keras.json."""
+    """Import Keras. Raises `UserError` if it does not compute in TensorFlow."""
     _check_home()
-    how = "set KERAS_BACKEND=tensorflow in the environment before Keras is imported"
-    try:
-        import keras
+    import keras
 
-        backend = keras.config.backend()
-    # Another backend that is not installed; a wrong value, by the version of Keras.
-    except (ImportError, ValueError, AttributeError, AssertionError) as error:
-        if getattr(error, "name", None) == "keras":
-            raise
-        raise UserError(f"Keras cannot be loaded: {first_line(error)}; see its keras.json, or {how}") from error
-    if backend != "tensorflow":
-        raise UserError(f"Keras computes in {backend}, and elastic_trainer needs TensorFlow: {how}")
+    if keras.config.backend() != "tensorflow":
+        raise UserError(
+            f"Keras computes in {keras.config.backend()}, and elastic_trainer needs TensorFlow: set "
+            "KERAS_BACKEND=tensorflow in the environment before Keras is imported"
+        )
 
 
 def _check_home() -> None:

@@ -26,9 +26,9 @@ def peak_memory_mb() -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
-def resident_memory_mb(root: Path = Path("/")) -> Optional[float]:
+def resident_memory_mb() -> Optional[float]:
     """Resident memory of this process now in MB, or None if the system does not report it."""
-    kilobytes = numbers_in(root / "proc" / "self" / "status").get("VmRSS:")
+    kilobytes = numbers_in(Path("/proc/self/status")).get("VmRSS:")
     return None if kilobytes is None else kilobytes * 1024 / 1e6
 
 

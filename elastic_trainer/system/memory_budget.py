@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import available_memory_mb, has_gpu, reachable_memory_mb, release_memory
-from elastic_trainer.system.memory import resident_memory_mb
+from elastic_trainer.system.machine import has_gpu, release_memory
+from elastic_trainer.system.memory import free_memory_mb, resident_memory_mb
 
 MEMORY_SHARE = 0.98  # of what there is, for selections: a traced step may take a little more than its depth says
 NOTHING_FITS = "no batch fits; choose a smaller --input_size or network"
@@ -82,7 +82,7 @@ class MemoryBudget:
     @property
     def total_mb(self) -> float:
         """What the process may take in all; infinity where memory is not reported, or that of a GPU."""
-        return min(self.limit_mb, reachable_memory_mb()) if _is_reported() else inf
+        return min(self.limit_mb, _reachable_mb()) if _is_reported() else inf
 
     @property
     def start_mb(self) -> float | None:
@@ -145,7 +145,7 @@ class MemoryBudget:
         fits += [f"--micro_batch {part}"] if part else []
         size = self.fitting_size(lambda size: needed(size, rows), batch_size)
         fits += [f"--batch_size {size}"] if size else []
-        if self.has_limit and self.needed_mb(needed_mb) <= reachable_memory_mb():
+        if self.has_limit and self.needed_mb(needed_mb) <= _reachable_mb():
             fits.append(f"--memory {math.ceil(SPARE_FACTOR * self.needed_mb(needed_mb) / 10) * 10}M{beside}")
         fits += others
         advice = f"what fits: {', or '.join(fits)}" if fits else NOTHING_FITS
@@ -158,4 +158,9 @@ class MemoryBudget:
 
 def _is_reported() -> bool:
     """Whether the system reports the memory that training takes; not of a GPU, which has its own."""
-    return available_memory_mb() is not None and not has_gpu()
+    return free_memory_mb() is not None and not has_gpu()
+
+
+def _reachable_mb() -> float:
+    """What this process has and can still take."""
+    return (resident_memory_mb() or 0.0) + (free_memory_mb() or 0.0)

@@ -13,7 +13,7 @@ from conftest import make_table
 
 from elastic_trainer import ElasticTraining
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import available_memory_mb
+from elastic_trainer.system.memory import free_memory_mb
 
 
 def unfrozen():
@@ -119,7 +119,7 @@ def test_limits_of_memory_that_are_none_are_refused_in_one_line():
             ElasticTraining(memory=memory)
         assert "\n" not in str(error.value)
     share = ElasticTraining(memory="50%")._asked.settings.memory or 0.0
-    assert share == pytest.approx(0.5 * (available_memory_mb() or 0.0), rel=0.2)
+    assert share == pytest.approx(0.5 * (free_memory_mb() or 0.0), rel=0.2)
 
 
 def test_a_limit_needs_examples_of_one_shape():

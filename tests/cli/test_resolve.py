@@ -184,9 +184,9 @@ def test_the_batch_is_smaller_where_there_are_few_images(many_photos, tmp_path, 
     ],
 )
 def test_a_run_chooses_exactly_what_fits(more, room_mb, sizes, many_photos, monkeypatch):
-    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: 1800.0)
     monkeypatch.setattr(budget, "resident_memory_mb", lambda: 800.0)
-    monkeypatch.setattr(images, "available_memory_mb", lambda: 1000.0)
+    for module in (budget, images):
+        monkeypatch.setattr(module, "free_memory_mb", lambda: 1000.0)
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     asked = []
 
@@ -208,7 +208,7 @@ def test_a_run_chooses_exactly_what_fits(more, room_mb, sizes, many_photos, monk
 def test_this_machines_memory_does_not_decide_for_a_board(more, parts, many_photos, monkeypatch):
     monkeypatch.setattr(TracedSteps, "certainly_fit", lambda *_: False)
     monkeypatch.setattr(TracedSteps, "check", lambda *_: None)
-    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: (budget.resident_memory_mb() or 0.0) + 1e4)
+    monkeypatch.setattr(budget, "free_memory_mb", lambda: 1e4)
     needed = {32: 2e4}
     monkeypatch.setattr(TracedSteps, "needed_mb", lambda self, mask, size, part=None: needed.get(part or size, 1.0))
     given = [*many_photos, "--train_type", "full_training", "--batch_size", "32", *more]

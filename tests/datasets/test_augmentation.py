@@ -105,20 +105,6 @@ def test_a_view_of_flip_rotate_is_mirrored_or_not_and_rotated_by_up_to_a_fifth_o
     assert len(np.unique(turns)) == 400
 
 
-def test_flip_rotate_makes_a_new_view_in_every_epoch():
-    data = image_data("flip_rotate")
-    assert data.view_count is None
-    seen = [pictures(data.train(epoch))[5].tobytes() for epoch in range(12)]
-    assert len(set(seen)) == 12
-
-
-@pytest.mark.parametrize("augment", ["none", "flip", "flip_rotate"])
-@pytest.mark.parametrize("count", [0, 1, 40])
-def test_training_inputs_takes_any_number_of_rows(augment, count):
-    images = image_data(augment).training_inputs(Order(np.arange(count), np.zeros(count, int)))
-    assert images.shape == (count, SIZE, SIZE, 3) and images.dtype == "float32"
-
-
 def test_importance_batches_are_augmented_and_test_images_are_not():
     pixels = np.zeros((40, SIZE, SIZE, 3), np.uint8)
     pixels[:, :, 0] = 255  # a white line on the left

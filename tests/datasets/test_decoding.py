@@ -2,15 +2,12 @@
 
 import io
 import os
-import subprocess
-import sys
 import warnings
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import ROOT
 from PIL import Image, ImageOps, PngImagePlugin
 from small_images import encoded, load_photos
 
@@ -109,15 +106,6 @@ def test_a_run_has_the_pixels_of_the_public_call(tmp_path):
         np.testing.assert_array_equal(elastic_trainer.read_photo(tmp_path / "test/ant" / name, 24), image)
 
 
-def test_the_public_call_imports_no_tensorflow(tmp_path):
-    (tmp_path / "photo.png").write_bytes(encoded(halves(), "PNG"))
-    program = (
-        "import sys, elastic_trainer; elastic_trainer.read_photo(sys.argv[1], 8); print('tensorflow' in sys.modules)"
-    )
-    words = [sys.executable, "-c", program, tmp_path / "photo.png"]
-    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"
-
-
 def test_a_jpeg_beyond_pillows_limit_is_decoded_small_without_a_warning(monkeypatch):
     """The limit is lowered, as a photo of 200 megapixels takes long to write."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
@@ -183,14 +171,6 @@ def photo(seed):
         return Image.fromarray(np.asarray(saved))
 
 
-def copies(seed):
-    """Files of one photo by their names."""
-    image = photo(seed)
-    files = {"first.png": encoded(image, "PNG"), "lossless.webp": encoded(image, "WEBP", lossless=True)}
-    files |= {"same.bmp": encoded(image, "BMP"), "turned.png": encoded(image, "PNG", **metadata("PNG"))}
-    return {**files, "turned.webp": encoded(image, "WEBP", lossless=True, **metadata("WEBP"))}
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("size", [8, 16, 64])
 def test_copies_with_other_metadata_have_one_digest_and_other_photos_have_others(kind, size):
@@ -198,15 +178,3 @@ def test_copies_with_other_metadata_have_one_digest_and_other_photos_have_others
     first, second, third = (digest(read_photo(content, size)) for content in (plain, copy, other))
     assert plain != copy and first == second != third
     assert (read_photo(plain, size) != read_photo(copy, size)).any(), "one is turned"
-
-
-def test_copies_stay_on_one_side_whatever_their_format(tmp_path):
-    for seed in range(40):
-        folder = tmp_path / ("ant" if seed % 2 else "bee")
-        folder.mkdir(exist_ok=True)
-        for name, content in copies(seed).items():
-            (folder / f"{seed}-{name}").write_bytes(content)
-    images = load_photos(tmp_path, 16, 2)
-    assert images.train_count + images.test_count == 200 and images.train_count % 5 == images.test_count % 5 == 0
-    assert len(images.training_digests) == images.train_count / 5
-    assert 10 <= images.test_count <= 80

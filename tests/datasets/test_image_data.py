@@ -48,14 +48,6 @@ def test_guessing_loss_is_the_cross_entropy_of_the_classes_shares():
     assert digits.guessing_loss < np.log(10)
 
 
-def test_order_depends_only_on_seed_and_epoch():
-    first, again, other = (data.load(digits_of(input_size=8, batch_size=16, seed=seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(labels_of(first.train(3)), labels_of(again.train(3)))
-    assert (labels_of(first.train(3)) != labels_of(first.train(4))).any()
-    assert (labels_of(first.train(3)) != labels_of(other.train(3))).any()
-    assert len(labels_of(first.train(0))) == first.steps_per_epoch * 16
-
-
 def test_importance_batches_differ_by_index_and_from_the_epochs():
     digits = data.load(digits_of(input_size=8, batch_size=16))
     batches = [digits.importance_batches(index)[0].inputs.numpy() for index in (0, 1, 0)]

@@ -69,7 +69,7 @@ def test_images_from_a_file_take_no_memory_of_the_process(tmp_path):
 def test_the_memory_limit_is_a_quarter_of_the_available_memory(split, tmp_path, monkeypatch):
     needed_mb = 15 * 6 * 6 * 3 / 1e6
     for available_mb, in_memory in ((4.1 * needed_mb, True), (3.9 * needed_mb, False), (None, True)):
-        monkeypatch.setattr(images, "available_memory_mb", lambda value=available_mb: value)
+        monkeypatch.setattr(images, "free_memory_mb", lambda value=available_mb: value)
         [train, _], _ = images.read(split, 6, tmp_path / "cache")
         assert isinstance(train.pixels, np.memmap) != in_memory
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from conftest import CLASSES, make_small_data, make_small_model
+from small_networks import values
 
 from elastic_trainer import Settings, Trainer
 from elastic_trainer.engine.closed_form_head import closed_form_head
+from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import Stopped
 
@@ -87,29 +89,28 @@ def test_a_run_ends_with_the_mean_of_the_trained_and_the_closed_form_head(plain,
     assert plain_results["average_head_seconds"] is None
 
 
-def test_a_run_stopped_while_it_averages_has_changed_nothing_and_averages_later(plain, averaged):
-    first, second = trainer(SETTINGS, StopsInItsFirstPass()), trainer()
+@pytest.mark.parametrize("stops", [StopsInItsFirstPass, StopsInTheLastValidation])
+def test_a_run_stopped_while_it_averages_or_validates_averages_once(stops, plain, averaged):
+    first, second = trainer(SETTINGS, stops()), trainer()
     with pytest.raises(Stopped):
         first.run()
-    assert first.history.step == first.schedule.total_steps and first.history.average_head_seconds is None
-    assert_same(plain, first)
+    if stops is StopsInItsFirstPass:
+        assert first.history.step == first.schedule.total_steps and first.history.average_head_seconds is None
+        assert_same(plain, first)
     second.load(first.state())
     second.run()
     assert_same(averaged, second)
 
 
 def test_outputs_without_images_stay_as_trained():
-    model, data = make_small_model(classes=CLASSES + 2), make_small_data()
-    averaged = Trainer(model, data, "full_training", SETTINGS)
-    averaged.run()
-    plain = Trainer(
-        make_small_model(classes=CLASSES + 2), make_small_data(), "full_training", replace(SETTINGS, average_head=False)
-    )
-    plain.run()
-    (kernel, bias), (trained_kernel, trained_bias) = weights(averaged)[-2:], weights(plain)[-2:]
-    np.testing.assert_array_equal(kernel[:, CLASSES:], trained_kernel[:, CLASSES:])
-    np.testing.assert_array_equal(bias[CLASSES:], trained_bias[CLASSES:])
-    assert (np.abs(kernel - trained_kernel)[:, :CLASSES].max(axis=0) > 1e-3).all()
+    model = make_small_model(classes=CLASSES + 2)
+    found = closed_form_head(ImageClassification(model), make_small_data())
+    assert found is not None
+    (kernel, bias), _ = values(model.trainable_variables[-2:]), found.average()
+    averaged_kernel, averaged_bias = values(model.trainable_variables[-2:])
+    np.testing.assert_array_equal(kernel[:, CLASSES:], averaged_kernel[:, CLASSES:])
+    np.testing.assert_array_equal(bias[CLASSES:], averaged_bias[CLASSES:])
+    assert (np.abs(kernel - averaged_kernel)[:, :CLASSES].max(axis=0) > 1e-3).all()
 
 
 def test_a_head_whose_scale_nothing_tells_is_not_averaged():
@@ -131,12 +132,3 @@ def test_without_the_memory_for_it_the_head_stays_as_it_is(plain, capsys):
     short.run()
     assert re.search(r"no closed-form head: it takes \d+ MB, and 0 MB are left", capsys.readouterr().out)
     assert_same(plain, short)
-
-
-def test_a_run_interrupted_in_its_last_validation_averages_once(averaged):
-    first, second = trainer(SETTINGS, StopsInTheLastValidation()), trainer()
-    with pytest.raises(Stopped):
-        first.run()
-    second.load(first.state())
-    second.run()
-    assert_same(averaged, second)

@@ -1,4 +1,4 @@
-"""The closed-form head is the linear discriminant of what its layer reads."""
+"""The closed-form head is the linear discriminant of what its layer reads, also by sums of many boards."""
 
 import keras
 import numpy as np
@@ -9,7 +9,15 @@ from small_networks import values
 
 from elastic_trainer.engine import feature_sums
 from elastic_trainer.engine.closed_form_head import closed_form_head
-from elastic_trainer.engine.feature_sums import fit_head
+from elastic_trainer.engine.feature_sums import (
+    NO_IMAGES,
+    SHRINKAGES,
+    FeatureSums,
+    chosen,
+    fit_head,
+    held_back,
+    held_losses,
+)
 from elastic_trainer.engine.task import ImageClassification
 
 
@@ -62,6 +70,25 @@ def test_one_image_of_each_class_gives_a_head_of_usual_size():
     head = fit_head(features, labels, 3)
     assert np.abs(head.kernel).max() < 10
     assert (head.logits(features).argmax(axis=1) == labels).all()
+
+
+def test_sums_of_uneven_parts_give_the_head_of_all_images():
+    features, labels = made_up(300, classes=4, width=12)
+    features += 10
+    # Classes alone on one board, on two with photos of other kinds, and a board without images.
+    features[150:] += 5
+    half = np.arange(len(labels)) < 150
+    parts = [labels == 0, (labels == 1) & half, (labels > 0) & ~half, (labels > 1) & half, labels > 9]
+    is_held = held_back(labels)
+    of_parts = [FeatureSums.of(features[part & ~is_held], labels[part & ~is_held], 5) for part in parts]
+    heads = FeatureSums.together(of_parts).heads(SHRINKAGES)
+    each = [held_losses(heads, features[part & is_held], labels[part & is_held]) for part in parts[:-1]]
+    losses = np.sum(each, axis=0)
+    whole = [FeatureSums.of(features[part], labels[part], 5) for part in parts]
+    head, expected = FeatureSums.together(whole).head(*chosen(losses)), fit_head(features, labels, 5)
+    np.testing.assert_allclose(head.kernel, expected.kernel, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(head.bias, expected.bias, rtol=1e-3)
+    assert head.bias[4] == NO_IMAGES
 
 
 def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():

@@ -88,17 +88,8 @@ def test_features_are_made_for_the_same_tensors_once_they_are_asked_for():
         assert state.compiled == compiled and (state.features.split is not None) == uses_features
 
 
-def test_features_of_weights_that_were_restored_are_not_used():
-    model, data = make_small_model(), images("none")
-    state = state_of(model, data)
-    train(state, data, 1, head(model))
-    saved = state.values()
-    state.assign({name: value * 2 if "model" in name else value for name, value in saved.items()})
-    assert state.features.split is None and not state.is_adopted
-
-
 def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys, monkeypatch):
-    monkeypatch.setattr("elastic_trainer.datasets.images.available_memory_mb", lambda: 0.0)
+    monkeypatch.setattr("elastic_trainer.datasets.images.free_memory_mb", lambda: 0.0)
     plain_model, data = make_small_model(), images()
     expected = train(state_of(plain_model, data), data, 2, head(plain_model), uses_features=False)
     model = make_small_model()

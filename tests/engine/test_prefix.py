@@ -93,16 +93,6 @@ def test_a_step_from_features_changes_what_the_step_changes_bit_for_bit(name):
     assert cuts >= 2
 
 
-def test_a_residual_network_has_two_cut_tensors_inside_a_block():
-    inputs = keras.Input((SIZE, SIZE, 3))
-    x = layers.Conv2D(4, 1)(inputs)
-    inner = layers.Conv2D(4, 3, padding="same", name="inner")(layers.Conv2D(4, 1)(x))
-    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(layers.Add()([x, inner]))))
-    mask = np.array(["inner" in variable.path or "dense" in variable.path for variable in model.trainable_variables])
-    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), BATCH, mask)
-    assert len(split_of(step).prefix(batch()[0])) == 2
-
-
 @pytest.mark.parametrize(("factor", "kernel", "count"), [(6, 1, 1), (1, 1, 2), (6, 3, 2)])
 def test_an_expansion_is_computed_again_rather_than_kept(factor, kernel, count):
     inputs = keras.Input((SIZE, SIZE, 3))

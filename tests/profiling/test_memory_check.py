@@ -25,9 +25,8 @@ def needed(batch_size, micro_batch):
 
 
 def has_free(monkeypatch, megabytes, resident_mb=0.0):
-    monkeypatch.setattr(budget, "available_memory_mb", lambda: megabytes)
+    monkeypatch.setattr(budget, "free_memory_mb", lambda: megabytes)
     monkeypatch.setattr(budget, "resident_memory_mb", lambda: resident_mb)
-    monkeypatch.setattr(budget, "reachable_memory_mb", lambda: resident_mb + (megabytes or 0.0))
 
 
 @pytest.fixture
