@@ -131,7 +131,7 @@ def _prepare(settings: Settings, start: float) -> tuple[keras.Model, Prepared]:
         leave_out_trained(images, weights, "--weights")
         return images
 
-    prepared = resolve(settings, model, load)
+    prepared = resolve(settings, model, source.training_count, load)
     if settings.plan:
         print(*text_table(preset_table({"this run": prepared.settings, **PRESETS})), sep="\n")
     if prepared.plan:

@@ -20,7 +20,6 @@ from elastic_trainer.cli.commands import profiler_command
 from elastic_trainer.datasets import images
 from elastic_trainer.datasets.decoding import smaller_side
 from elastic_trainer.datasets.image_data import ImageData
-from elastic_trainer.datasets.named import count_training_images
 from elastic_trainer.datasets.sources import DataSource
 from elastic_trainer.engine.memory import variables_mb
 from elastic_trainer.networks.candidates import SIZES, candidates, forward_ms
@@ -57,12 +56,13 @@ class Prepared:
     plan: Iterable[str] = ()  # lines; none without times
 
 
-def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
+def resolve(settings: Settings, model: keras.Model, training_count: int, load: Load) -> Prepared:
     """Choose what `settings` leave open, and print a line on each choice.
 
     Args:
         settings: of the run, with the number of classes.
         model: its network.
+        training_count: about how many images there are to train on.
         load: reads its images, for the settings as chosen so far, and how many MB of them may stay in memory
             (None: see `datasets.images.read`).
 
@@ -72,7 +72,7 @@ def resolve(settings: Settings, model: keras.Model, load: Load) -> Prepared:
     """
     is_elastic, is_resumed = SCHEMES[settings.train_type].is_elastic, settings.resume and is_run(settings.folder)
     steps = TracedSteps(model, settings, MemoryBudget(settings.memory))
-    settings = _choose_sizes(settings, steps)
+    settings = _choose_sizes(settings, training_count, steps)
     _check_memory(settings, steps)
     table = _find_table(settings, steps) if is_elastic else None
     data = load(settings, _images_mb(settings, steps))
@@ -152,7 +152,7 @@ def part_of(settings: Settings) -> Settings:
 # --- sizes that fit into memory ---------------------------------------------------------------------------------------
 
 
-def _choose_sizes(settings: Settings, steps: TracedSteps) -> Settings:
+def _choose_sizes(settings: Settings, training_count: int, steps: TracedSteps) -> Settings:
     """Choose the batch, its parts, and the learning rate: small where there are few images, and where memory is little.
 
     A step takes the batch in parts where memory is little; where that is not possible, the batch is smaller. The memory
@@ -160,12 +160,12 @@ def _choose_sizes(settings: Settings, steps: TracedSteps) -> Settings:
     """
     memory, chooses_batch, chooses_rate = steps.memory, settings.batch_size is None, settings.learning_rate is None
     if chooses_batch:
-        batch_size, images_there = RATE_BATCH, count_training_images(settings)
-        while batch_size > 1 and images_there is not None and batch_size * MIN_STEPS > images_there:
+        batch_size = RATE_BATCH
+        while batch_size > 1 and batch_size * MIN_STEPS > training_count:
             batch_size //= 2
         settings = replace(settings, batch_size=batch_size)
         if batch_size < RATE_BATCH:
-            print(f"--batch_size is {batch_size}: about {images_there} images are few (--batch_size sets another)")
+            print(f"--batch_size is {batch_size}: about {training_count} images are few (--batch_size sets another)")
     batch_size, needed, rows = settings.batch_size, _needed(settings, steps), None
     chooses_parts = settings.micro_batch is None
     settings = replace(settings, micro_batch=settings.micro_batch or 0)

@@ -67,8 +67,3 @@ def find_to_test(settings: Settings, class_names: Sequence[str] | None, has_reco
     if DATASETS[settings.dataset_name].is_folder:
         return image_folder.read_to_test(settings, class_names, has_record)
     return find(settings)._replace(train=NO_IMAGES)
-
-
-def count_training_images(settings: Settings) -> int | None:
-    """About how many images of an image folder there are to train on, by the number of files; None for others."""
-    return find(settings).training_count if DATASETS[settings.dataset_name].is_folder else None

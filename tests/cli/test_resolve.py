@@ -17,6 +17,7 @@ from elastic_trainer.cli.checks import without_effect
 from elastic_trainer.cli.commands import parse_training
 from elastic_trainer.cli.resolve import resolve
 from elastic_trainer.datasets import images
+from elastic_trainer.datasets.named import find
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.profiling.measuring import idle_training
 from elastic_trainer.profiling.memory_check import TracedSteps
@@ -135,7 +136,8 @@ def chosen_before_images(words, **more):
         raise ReachedError(*chosen)
 
     with pytest.raises(ReachedError) as reached:
-        resolve(replace(parse_training(words), num_classes=3), make_small_model(), load, **more)
+        settings = replace(parse_training(words), num_classes=3)
+        resolve(settings, make_small_model(), find(settings).training_count, load, **more)
     return reached.value.args
 
 

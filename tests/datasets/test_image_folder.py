@@ -14,7 +14,7 @@ from command_line import ROOT
 from PIL import Image
 from small_images import encoded, labels_of, load_photos, pairs, shades, write_noise, write_red_and_blue
 
-from elastic_trainer.datasets.named import class_names, count_training_images, find
+from elastic_trainer.datasets.named import class_names, find
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError, printable
 
@@ -89,7 +89,7 @@ def test_a_validation_folder_chooses_and_the_test_folder_is_kept_for_the_end(pho
     images = load_photos(photos, 12, 4)
     assert (images.train_count, images.test_count, images.tested_later) == (12, 6, 0)
     assert f"{photos}/{train} trains, {photos}/{valid} chooses the best model and tests it\n" in capsys.readouterr().out
-    assert count_training_images(settings_of(photos)) == 12
+    assert find(settings_of(photos)).training_count == 12
     with pytest.raises(UserError, match=rf"--test_fraction 0.2: .* has its own '{valid}'; leave it out"):
         find(settings_of(photos, test_fraction=0.2))
 
