@@ -111,14 +111,14 @@ def test_models_that_do_not_fit_the_data_set_are_refused_in_one_line(photos, tmp
     keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Conv2D(3, 1)]).save(tmp_path / "features.keras")
     cases = [
         ("junk", [], r"--evaluate .*junk\.keras: Keras cannot load it"),
-        ("my", ["--input_size", "16"], r"--input_size 16: .*my\.keras takes images of 12 pixels"),
         (
-            "more",
-            [],
-            r"returns \(None, 5\), not one number for each of the 3 classes of image_folder; name",
+            "my",
+            ["--input_size", "16"],
+            r"my\.keras: does not take .* 16, 3\) \(see --input_size\): .* takes \(None, 12, 12",
         ),
-        ("grey", [], r"takes \(None, 12, 12, 1\), not square RGB images"),
-        ("features", [], r"returns \(None, 12, 12, 3\), not one number for each of the 3 classes"),
+        ("more", [], r"returns \(None, 5\), not logits for 3 classes: .*; name the data set it was trained on"),
+        ("grey", [], r"it takes \(None, 12, 12, 1\)"),
+        ("features", [], r"returns \(None, 12, 12, 3\), not logits for 3 classes"),
     ]
     for name, more, message in cases:
         command = parse_evaluation(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
