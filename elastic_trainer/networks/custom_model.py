@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -57,7 +58,7 @@ def as_classifier(
             raise ValueError(f"it takes {takes}")  # Keras itself does not always notice
         inputs = keras.Input(shape, name="image")
         output = freeze_batch_norm(given)(inputs)
-        found = getattr(output, "shape", ())
+        found: Any = getattr(output, "shape", ())
         if len(found) == 2 and not (keeps_classes and found[-1] != num_classes):
             output = with_logits(given, shape, num_classes, name)(inputs)
     except UserError:
