@@ -17,6 +17,7 @@ from small_networks import as_if_trained, some_images
 import main
 import models
 from elastic_trainer.cli.commands import parse_evaluation
+from elastic_trainer.datasets.image_data import evenly
 from elastic_trainer.evaluation import export
 from elastic_trainer.system.errors import UserError
 
@@ -98,6 +99,7 @@ def test_the_files_are_written_checked_and_reported(tmp_path):
     assert record["model.tflite"]["same_class_share"] == 1.0
     assert record["model.tflite"]["largest_logit_difference"] < 1e-4
     assert (record["checked_images"], record["input"], record["outputs"]) == (120, [1, SIZE, SIZE, 3], 3)
+    assert evenly(24, 7).tolist() == [0, 4, 8, 12, 15, 19, 23], "of more, those that are checked are spread"
     assert "model_dynamic.tflite" in text and "warning" not in text and "accuracy" in text
     run = interpreter_of(tmp_path / "model.tflite").get_signature_runner()
     np.testing.assert_allclose(run(image=images[:1])["logits"], model(images[:1]), rtol=1e-4, atol=1e-5)
@@ -139,13 +141,3 @@ def test_a_file_with_other_logits_is_warned_about(tmp_path, monkeypatch):
     text = export.export_tflite(model, dataset, tmp_path, "m")
     assert "warning: model.tflite differs from Keras" in text
     assert json.loads((tmp_path / "export.json").read_text())["model.tflite"]["largest_logit_difference"] > 0.01
-
-
-def test_the_checked_images_are_spread_evenly_over_the_test_split():
-    dataset = make_small_data()
-    images, labels = export.checked_images(dataset, most=7)
-    everything = np.concatenate([batch.inputs.numpy() for batch in dataset.test()])
-    positions = [int(np.flatnonzero((everything == image).all(axis=(1, 2, 3)))[0]) for image in images]
-    assert positions == [0, 4, 8, 12, 15, 19, 23]
-    assert list(labels) == [position % CLASSES for position in positions]
-    assert len(export.checked_images(dataset)[0]) == 24
