@@ -133,14 +133,8 @@ def test_a_run_that_signals_stop_ends_as_an_unbroken_one_bit_for_bit(three_wheel
 def test_a_lost_terminal_leaves_a_checkpoint_and_nohup_goes_on(three_wheels, exported, photos, trained, tmp_path):
     """The kernel sends SIGHUP where an ssh connection is lost, and the terminal takes no more text."""
     slow = every_step_saved(exported, tmp_path / "slow", 0.1)
-    words = [
-        str(three_wheels),
-        str(slow / "board_train.py"),
-        "--data_dir",
-        str(photos),
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    given = (slow / "board_train.py", "--data_dir", photos, "--output", tmp_path / "out")
+    words = [*map(str, (three_wheels, *given))]
     process, terminal = pty.fork()
     if process == 0:
         os.execv(words[0], words)
