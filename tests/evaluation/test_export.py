@@ -71,7 +71,7 @@ class Calls(keras.layers.Layer):
 def test_a_model_that_cannot_be_converted_is_refused_in_one_line_and_nothing_is_written(function, reason, tmp_path):
     inputs = keras.Input((SIZE, SIZE, 3))
     model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(Calls(function)(inputs))))
-    with pytest.raises(UserError, match=f"^--export tflite: .* cannot run this model: {reason}$"):
+    with pytest.raises(UserError, match=f"^--export: .* cannot run this model: {reason}$"):
         export.export_tflite(model, make_small_data(), tmp_path, "m")
     assert not [*tmp_path.iterdir()]
 
