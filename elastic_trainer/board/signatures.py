@@ -77,9 +77,7 @@ class TrainingFunctions:
         arrays: what `fill` returns: a traced function without inputs, or None.
         formulas: of operations; empty for TensorFlow.
 
-    Attributes:
-        features: specs of the features by name, [part, …].
-        traced: all functions by name.
+    `traced` has all functions by name.
 
     Raises:
         UserError: an operation is not covered, or the optimizer is not SGD.
@@ -98,8 +96,7 @@ class TrainingFunctions:
             raise UserError("--export: a board trains with --optimizer sgd only")
         self.variables = variables = BoardVariables(model, optimizer, mask)
         self._formulas = formulas
-        self.features, signatures = self._step(model, optimizer, mask, part)
-        self.traced = {**variables.signatures(), **signatures}
+        self.traced = {**variables.signatures(), **self._step(model, optimizer, mask, part)}
 
         def fill() -> Values:
             results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values(), formulas)
@@ -108,10 +105,8 @@ class TrainingFunctions:
         if arrays is not None:
             self.traced["fill"] = signature(fill)
 
-    def _step(
-        self, model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int
-    ) -> tuple[dict[str, tf.TensorSpec], dict[str, Any]]:
-        """The specs of the features, and the signatures of a step."""
+    def _step(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int) -> dict[str, Any]:
+        """The signatures of a step."""
         task, variables = WeightedImages(model), self.variables
         step = TrainStep(task, optimizer, part, mask, with_products=False)
         inference = _inference(model, task, step, part)
@@ -149,7 +144,7 @@ class TrainingFunctions:
             variables.update(trained, tf.reshape(rate, ()))
             return done()
 
-        return specs, {
+        return {
             "features": signature(features, images=images),
             "infer": signature(infer, **{names[index]: specs[names[index]] for index in inferred_from}),
             "gradients": signature(gradients, **batch),
