@@ -1,6 +1,5 @@
 """Networks with weights and statistics as after training, and images for them."""
 
-import keras
 import numpy as np
 
 from elastic_trainer.engine.optimizers import make_optimizer
@@ -15,15 +14,6 @@ def as_if_trained(model, seed=0):
         if variable.name in ("moving_variance", "gamma"):
             variable.assign(rng.uniform(0.5, 1.5, variable.shape))
     return model
-
-
-def behind_augmentation_layers(model):
-    """`model`, a chain of layers, as earlier versions built and saved it: its own layers mirror and rotate."""
-    inputs = keras.Input(model.input_shape[1:], name="image")
-    x = keras.layers.RandomRotation(0.2, seed=1)(keras.layers.RandomFlip("horizontal", seed=0)(inputs))
-    for layer in model.layers[1:]:
-        x = layer(x)
-    return keras.Model(inputs, x, name=model.name)
 
 
 def some_images(size, count=4, seed=0):

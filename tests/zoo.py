@@ -33,18 +33,11 @@ def shared_weights(input_shape, num_classes):
     return _classify(inputs, layers.Add()(pooled), num_classes)
 
 
-def _over_rows(recurrent, input_shape, num_classes):
+def gru(input_shape, num_classes):
+    """A loop over image rows."""
     inputs, x = _image(input_shape)
     x = layers.Reshape((input_shape[0], input_shape[1] * input_shape[2]))(x)
-    return _classify(inputs, recurrent(x), num_classes)
-
-
-def gru(input_shape, num_classes):
-    return _over_rows(layers.GRU(12), input_shape, num_classes)
-
-
-def lstm(input_shape, num_classes):
-    return _over_rows(layers.LSTM(12), input_shape, num_classes)
+    return _classify(inputs, layers.GRU(12)(x), num_classes)
 
 
 def attention(input_shape, num_classes):
@@ -136,7 +129,6 @@ ALL = (
     branches,
     shared_weights,
     gru,
-    lstm,
     attention,
     depthwise_and_grouped,
     normalisations,

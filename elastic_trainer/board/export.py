@@ -113,7 +113,7 @@ def export_training(
     sizes = ", ".join(f"{name} ({len(content) / 1e6:.1f} MB)" for name, content in contents.items())
     contents |= {INFERENCE: inference.content} if inference else {}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    has_head = "head_inputs" in functions.traced["infer"].structured_outputs
+    features, inferred = (functions.traced[name].structured_outputs for name in ("features", "infer"))
     record = {
         "format": FORMAT,
         "id": next(iter(hashes.values()))[:16],
@@ -123,8 +123,8 @@ def export_training(
         "parts": parts,
         "missing": missing,
         "variables": [*compress(names, mask)],
-        "features": {key: [*spec.shape[1:]] for key, spec in functions.features.items()},
-        "head": _head_places(model, trained) if has_head else None,
+        "features": {key: [*value.shape[1:]] for key, value in features.items()},
+        "head": _head_places(model, trained) if "head_inputs" in inferred else None,
         "recipe": {
             **{key: asdict(settings)[key] for key in RECIPE},
             "test_fraction": settings.test_fraction or TEST_FRACTION,

@@ -18,7 +18,7 @@ import tensorflow as tf
 from elastic_trainer.networks.batch_norm import FrozenBatchNormalization
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
 from elastic_trainer.networks.tensors import restored
-from elastic_trainer.networks.tflite import convert_function
+from elastic_trainer.networks.tflite import convert
 from elastic_trainer.system.errors import UserError
 
 SMALLEST_SHIFTED = 4  # values of an array that is found by their differences
@@ -41,16 +41,12 @@ def inference_file(model: keras.Model, trained: Sequence[keras.Variable]) -> Inf
     Raises `UserError` if LiteRT lacks a kernel, or if the converter changes a weight, so that its place is not found.
     """
     sources = _sources(model, trained)
-
-    def infer(image: tf.Tensor) -> dict[str, tf.Tensor]:
-        with folded_batch_norm(model, (), with_products=False):
-            return {"logits": model(image, training=False)}
-
     with restored(trained):
         rng = np.random.default_rng(0)
         for variable in trained:
             variable.assign(rng.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
-        [content] = convert_function(model, infer, "--export: LiteRT cannot run this network", False)
+        with folded_batch_norm(model, (), with_products=False):
+            [content] = convert(model, False)
         places = [_place(content, source().numpy()) for source in sources]
 
     def arrays() -> list[tf.Tensor]:

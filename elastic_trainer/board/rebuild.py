@@ -8,14 +8,14 @@ with other such operations, or with variables that its layers assign, is refused
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from elastic_trainer.board.formulas import Formulas, Value, is_constant
-from elastic_trainer.networks.graphs import bodies, inputs_first, is_stateful, needed_operations
+from elastic_trainer.networks.graphs import bodies, inputs_first, is_stateful, needed_operations, written_variables
 from elastic_trainer.system.errors import UserError, first_line
 
 RANDOM = {  # operations -> their distribution, for which board_train.py draws the numbers
@@ -55,19 +55,8 @@ def rebuild(
     values: dict[str, Value] = dict(feeds)
     for outer, inner in graph.captures:
         values.setdefault(inner.name, outer if outer.dtype == tf.resource else outer.numpy())
-    assigned: dict[int, Value] = dict.fromkeys(_assigned(graph, values))
+    assigned: dict[int, Value] = dict.fromkeys(map(id, written_variables(graph)))
     return _rebuilt(graph, results, values, {**assigned, **variables}, formulas)
-
-
-def _assigned(graph: Any, values: Mapping[str, Value]) -> Iterator[int]:
-    """The `id` of the handle of each variable that running `graph` assigns; `values` has the handles."""
-    for op in graph.get_operations():
-        given = [values.get(tensor.name) for tensor in op.inputs]
-        if op.type in CALLS:
-            for body in bodies(op):
-                yield from _assigned(body, dict(zip((tensor.name for tensor in body.inputs), given, strict=True)))
-        elif is_stateful(op):
-            yield from (id(value) for value in given if value is not None)
 
 
 def _rebuilt(

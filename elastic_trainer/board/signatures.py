@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from elastic_trainer.board.formulas import FORMULAS, Formulas
 from elastic_trainer.board.rebuild import random_tensors, rebuild
-from elastic_trainer.board.variables import BoardVariables, Signature, Values, done
+from elastic_trainer.board.variables import BoardVariables, Values, done, signature
 from elastic_trainer.datasets.batches import Structure
 from elastic_trainer.engine.closed_form_head import linear_head, recorded_inputs
 from elastic_trainer.engine.optimizers import SGDW
@@ -77,9 +77,7 @@ class TrainingFunctions:
         arrays: what `fill` returns: a traced function without inputs, or None.
         formulas: of operations; empty for TensorFlow.
 
-    Attributes:
-        features: specs of the features by name, [part, …].
-        signatures, traced: all functions by name, and the same traced.
+    `traced` has all functions by name.
 
     Raises:
         UserError: an operation is not covered, or the optimizer is not SGD.
@@ -98,24 +96,17 @@ class TrainingFunctions:
             raise UserError("--export: a board trains with --optimizer sgd only")
         self.variables = variables = BoardVariables(model, optimizer, mask)
         self._formulas = formulas
-        self.features, signatures = self._step(model, optimizer, mask, part)
-        self.signatures = {**variables.signatures(), **signatures}
+        self.traced = {**variables.signatures(), **self._step(model, optimizer, mask, part)}
 
         def fill() -> Values:
             results = rebuild(arrays.graph, arrays.graph.outputs, {}, variables.values(), formulas)
             return {f"array_{index}": value for index, value in enumerate(results)}
 
         if arrays is not None:
-            self.signatures["fill"] = Signature(fill, {})
-        self.traced = {
-            name: tf.function(signature.function, autograph=False).get_concrete_function(**signature.inputs)
-            for name, signature in self.signatures.items()
-        }
+            self.traced["fill"] = signature(fill)
 
-    def _step(
-        self, model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int
-    ) -> tuple[dict[str, tf.TensorSpec], dict[str, Signature]]:
-        """The specs of the features, and the signatures of a step."""
+    def _step(self, model: keras.Model, optimizer: SGDW, mask: np.ndarray, part: int) -> dict[str, Any]:
+        """The signatures of a step."""
         task, variables = WeightedImages(model), self.variables
         step = TrainStep(task, optimizer, part, mask, with_products=False)
         inference = _inference(model, task, step, part)
@@ -153,12 +144,12 @@ class TrainingFunctions:
             variables.update(trained, tf.reshape(rate, ()))
             return done()
 
-        return specs, {
-            "features": Signature(features, {"images": images}),
-            "infer": Signature(infer, {names[index]: specs[names[index]] for index in inferred_from}),
-            "gradients": Signature(gradients, batch),
+        return {
+            "features": signature(features, images=images),
+            "infer": signature(infer, **{names[index]: specs[names[index]] for index in inferred_from}),
+            "gradients": signature(gradients, **batch),
             # LiteRT 1.4 to 2.1 on ARM crash without an axis.
-            "update": Signature(update, {"rate": tf.TensorSpec((1,))}),
+            "update": signature(update, rate=tf.TensorSpec((1,))),
         }
 
     def _compute(self, function: BatchFunction, tensors: Sequence[Any], feeds: dict[str, Any]) -> list[Any]:

@@ -17,13 +17,6 @@ Values = dict[str, Any]  # tensors by name
 SMALLEST = 1e-37  # the smallest normal number: of a gradient of 0, TensorFlow's own factor is 1, too
 
 
-class Signature(NamedTuple):
-    """A function of tensors by name, and the specs of its inputs."""
-
-    function: Callable[..., Values]
-    inputs: dict[str, tf.TensorSpec]
-
-
 class _Copy(NamedTuple):
     """The variables of the file for a variable of the network, `source`."""
 
@@ -59,7 +52,7 @@ class BoardVariables:
         """The current weights, by the `id` of the handles of the network's variables."""
         return {id(each.source.value.handle): each.weights.read_value() for each in self._copies}
 
-    def signatures(self) -> dict[str, Signature]:
+    def signatures(self) -> dict[str, Any]:
         """`start`, `load` and `state`."""
         specs = {name: tf.TensorSpec(variable.shape) for name, variable in self._state()}
         initial = {f"weights_{index}": each.source.numpy() for index, each in enumerate(self._copies)}
@@ -75,9 +68,9 @@ class BoardVariables:
             return load(**{name: tf.constant(initial.get(name, 0.0), shape=spec.shape) for name, spec in specs.items()})
 
         return {
-            "start": Signature(start, {}),
-            "load": Signature(load, specs),
-            "state": Signature(lambda: {name: variable.read_value() for name, variable in self._state()}, {}),
+            "start": signature(start),
+            "load": signature(load, **specs),
+            "state": signature(lambda: {name: variable.read_value() for name, variable in self._state()}),
         }
 
     def _state(self) -> Iterator[tuple[str, tf.Variable]]:
@@ -108,6 +101,11 @@ class BoardVariables:
     def _of(self, sources: Sequence[keras.Variable]) -> list[_Copy]:
         wanted = {id(source) for source in sources}
         return [each for each in self._copies if id(each.source) in wanted]
+
+
+def signature(function: Callable[..., Values], **inputs: tf.TensorSpec) -> Any:
+    """A function of tensors by name, traced for inputs of these specs."""
+    return tf.function(function, autograph=False).get_concrete_function(**inputs)
 
 
 def done() -> Values:

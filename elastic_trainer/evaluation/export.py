@@ -101,23 +101,18 @@ def export_tflite(
         with atomic_path(folder / name) as temporary:
             temporary.write_bytes(content)
     write_text(folder / "labels.txt", "".join(f"{name}\n" for name in dataset.class_names))
+    checked = dataset.test_batch(evenly(dataset.test_count, MAX_CHECKED_IMAGES))
     record = {
         "model": source,
         "dataset_name": dataset.name,
         "input": [1, *model.input_shape[1:]],
         "outputs": dataset.num_classes,
         "test_images": dataset.test_count,
-        **_compare(model, files, *checked_images(dataset), end),
+        **_compare(model, files, checked.inputs.numpy(), checked.targets.numpy(), end),
         "environment": environment(),
     }
     write_json(folder / ("export_int8.json" if is_int8 else "export.json"), record)
     return "\n".join([*notes, *_report(record, [*files])])
-
-
-def checked_images(dataset: ImageData, most: int = MAX_CHECKED_IMAGES) -> tuple[np.ndarray, np.ndarray]:
-    """Up to `most` test images, evenly spread over the split: float32 [images, size, size, 3], and labels [images]."""
-    batch = dataset.test_batch(evenly(dataset.test_count, most))
-    return batch.inputs.numpy(), batch.targets.numpy()
 
 
 def _compare(

@@ -9,12 +9,12 @@ import keras
 
 from elastic_trainer.datasets.image_data import ImageData, leave_out_trained, trained_images
 from elastic_trainer.datasets.named import DATASETS, changed_class, find_to_test
-from elastic_trainer.networks.logits import with_logits
+from elastic_trainer.networks.custom_model import as_classifier
 from elastic_trainer.networks.pretrained import load_saved
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.settings import PRESETS, Evaluation
 from elastic_trainer.settings.network_names import USUAL_SIZE
-from elastic_trainer.system.errors import UserError, first_line
+from elastic_trainer.system.errors import UserError
 
 
 def load_to_evaluate(
@@ -45,46 +45,11 @@ def load_to_evaluate(
         keras.utils.set_random_seed(settings.seed)
         model = build(evaluation.network, size, classes)
         load_saved(model, path, "--evaluate", f"the network of --model_name {evaluation.network}")
-    size = _fixed_input_size(model, evaluation) or size
-    model = _with_checked_outputs(model, size, evaluation, classes)
+    takes = getattr(model, "input_shape", None)  # no subclass of keras.Model has it
+    if settings.input_size is None and isinstance(takes, tuple) and len(takes) == 4:
+        size = takes[1] or size
+    model = as_classifier(model, size, classes, "--evaluate", str(path), keeps_classes=True)
     settings = replace(settings, input_size=size, num_classes=classes, batch_size=1)  # nothing trains
     dataset = load(settings, source=source)
     leave_out_trained(dataset, path, "--evaluate")
     return model, dataset
-
-
-def _fixed_input_size(model: keras.Model, evaluation: Evaluation) -> int | None:
-    """Height and width of the images that `model` takes, which must be square; None if it takes any size."""
-    shape, requested = getattr(model, "input_shape", None), evaluation.settings.input_size
-    if shape is None:  # a subclass of keras.Model without a defined input shape
-        return None
-    is_image = isinstance(shape, tuple) and len(shape) == 4 and shape[3] in (3, None)
-    sizes = {size for size in shape[1:3] if size is not None} if is_image else set()
-    if not is_image or len(sizes) > 1:
-        raise UserError(f"--evaluate {evaluation.model}: takes {shape}, not square RGB images [batch, size, size, 3]")
-    if requested is not None and sizes - {requested}:
-        takes = f"{evaluation.model} takes images of {sizes.pop()} pixels"
-        raise UserError(f"--input_size {requested}: {takes}; give that, or leave it out")
-    return next(iter(sizes), None)
-
-
-def _with_checked_outputs(model: keras.Model, size: int, evaluation: Evaluation, classes: int) -> keras.Model:
-    """A classifier, with or without a softmax at its end, for images of one size, returning logits.
-
-    It must have an output for each of the data set's `classes`.
-    """
-    path, inputs = evaluation.model, keras.Input((size, size, 3), name="image")
-    try:
-        shape = tuple(getattr(model(inputs), "shape", ()))
-        fits = shape == (None, classes)
-        logits = with_logits(model, inputs.shape[1:], classes, str(path))(inputs) if fits else None
-    except Exception as error:  # a custom layer may raise anything
-        raise UserError(
-            f"--evaluate {path}: does not take images of {size}×{size} ({first_line(error)}); see --input_size"
-        ) from error
-    if not fits:
-        raise UserError(
-            f"--evaluate {path}: returns {shape or 'several outputs'}, not one number for each of the {classes} "
-            f"classes of {evaluation.settings.dataset_name}; name the data set it was trained on"
-        )
-    return keras.Model(inputs, logits, name=model.name)

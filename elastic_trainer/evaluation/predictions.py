@@ -47,8 +47,8 @@ def forward_function(model: keras.Model, batch_size: int | None) -> Any:
     return tf.function(forward, input_signature=[tf.TensorSpec((batch_size, *model.input_shape[1:]), tf.float32)])
 
 
-def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISTAKES) -> Predictions:
-    """Predict all test images, with a progress bar; at most `kept` misclassified ones are in the result."""
+def predict(model: keras.Model, dataset: ImageData) -> Predictions:
+    """Predict all test images, with a progress bar; at most `SHOWN_MISTAKES` of them are in the result."""
     forward = forward_function(model, None)
     parts: list[tuple[np.ndarray, ...]] = []
     worst: list[tuple[float, int, np.ndarray]] = []  # loss, number and image
@@ -61,7 +61,7 @@ def predict(model: keras.Model, dataset: ImageData, kept: int = SHOWN_MISTAKES) 
             predicted = tf.argmax(logits, axis=-1).numpy()
             images = batch.inputs.numpy().round().clip(0, 255).astype(np.uint8)
             worst += [(losses[k], bar.n + int(k), images[k]) for k in np.flatnonzero(predicted != labels)]
-            worst = sorted(worst, key=lambda one: -one[0])[:kept]
+            worst = sorted(worst, key=lambda one: -one[0])[:SHOWN_MISTAKES]
             parts.append((labels, predicted, losses, tf.reduce_max(tf.nn.softmax(logits), axis=-1).numpy()))
             bar.update(len(predicted))
     all_labels, all_predicted, all_losses, confidences = map(np.concatenate, zip(*parts, strict=True))

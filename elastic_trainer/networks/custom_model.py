@@ -9,9 +9,9 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import keras
-import numpy as np
 
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.logits import with_logits
@@ -20,48 +20,60 @@ from elastic_trainer.system.errors import UserError, first_line
 
 
 def build_custom_model(name: str, input_size: int, num_classes: int) -> tuple[keras.Model, keras.Model]:
-    """The user's own Keras model, with frozen batch-norm statistics and logits for `num_classes` (see `with_logits`).
+    """The user's own Keras model as a classifier (see `as_classifier`), with a new last layer for other classes.
 
-    Its frozen layers are made trainable: the scheme decides what trains. The model must take images [batch, input_size,
-    input_size, 3] in 0…255 and contain the scaling that it needs.
-    `name` is a .keras file, or file.py:function, which is called with the input shape (height, width, 3) and the number
-    of classes.
+    Its frozen layers are made trainable: the scheme decides what trains. `name` is a .keras file, or file.py:function,
+    which is called with the input shape (height, width, 3) and the number of classes.
 
-    Returns a model from such images to logits, and the user's model as it was given, which has the same layers. Raises
-    `UserError` if it cannot be loaded or built, does not map such images to such logits, has no trainable weights, or
-    has weights that are not finite.
+    Returns the classifier, and the user's model as it was given, which has the same layers. Raises `UserError` if it
+    cannot be loaded or built, is no classifier, has no trainable weights, or has weights that are not finite.
     """
     shape = (input_size, input_size, 3)
     given = (
         load_model(name, "--model_name") if name.endswith(".keras") else _call_user_function(name, shape, num_classes)
     )
+    model = as_classifier(given, input_size, num_classes, "--model_name", name, keeps_classes=False)
+    _make_trainable(given, name)
+    check_finite(given, f"--model_name {name}")
+    if not model.trainable_variables:
+        raise UserError(f"--model_name {name}: has no trainable weights, so there is nothing to train")
+    return model, given
+
+
+def as_classifier(
+    given: keras.Model, size: int, num_classes: int, flag: str, name: str, *, keeps_classes: bool
+) -> keras.Model:
+    """A model from images [batch, size, size, 3] in 0…255 to logits [batch, classes], made of the layers of `given`.
+
+    Batch-norm statistics are frozen, and a softmax is left out (see `with_logits`). The model must contain the scaling
+    of images that it needs. Raises `UserError`, with the flag and the file's name, if it does not take such images, or
+    does not return one number for each class; unless it `keeps_classes`, a last dense layer for others is replaced.
+    """
+    shape = (size, size, 3)
     try:
-        if not given.built:
-            given(np.zeros((1, *shape), np.float32))
-        _make_trainable(given, name)
-        check_finite(given, f"--model_name {name}")
         takes = getattr(given, "input_shape", None)
-        if isinstance(takes, tuple) and takes[-1] not in (3, None):  # Keras itself does not always notice
-            raise ValueError(f"it takes {takes}, not three channels")
+        if isinstance(takes, tuple) and any(
+            have not in (None, want) for have, want in zip(takes[1:], shape, strict=True)
+        ):
+            raise ValueError(f"it takes {takes}")  # Keras itself does not always notice
         inputs = keras.Input(shape, name="image")
         output = freeze_batch_norm(given)(inputs)
-        if len(getattr(output, "shape", ())) == 2:
+        found: Any = getattr(output, "shape", ())
+        if len(found) == 2 and not (keeps_classes and found[-1] != num_classes):
             output = with_logits(given, shape, num_classes, name)(inputs)
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a custom layer may raise anything
         raise UserError(
-            f"--model_name {name}: does not take images of shape {shape} (see --input_size): {type(error).__name__}: "
+            f"{flag} {name}: does not take images of shape {shape} (see --input_size): {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
     shapes = keras.tree.map_structure(lambda tensor: getattr(tensor, "shape", tensor), output)
     if shapes != (None, num_classes):
+        advice = "; name the data set it was trained on" if keeps_classes else ""
         wanted = f"logits for {num_classes} classes: one tensor of shape (None, {num_classes})"
-        raise UserError(f"--model_name {name}: returns {shapes}, not {wanted}")
-    model = keras.Model(inputs, output, name="own_classifier")
-    if not model.trainable_variables:
-        raise UserError(f"--model_name {name}: has no trainable weights, so there is nothing to train")
-    return model, given
+        raise UserError(f"{flag} {name}: returns {shapes}, not {wanted}{advice}")
+    return keras.Model(inputs, output, name="own_classifier")
 
 
 def _make_trainable(model: keras.Model, name: str) -> None:

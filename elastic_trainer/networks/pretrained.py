@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 import zipfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import compress
 from pathlib import Path
@@ -34,7 +33,7 @@ def load(model: keras.Model, backbone: keras.Model, path: Path, name: str, class
         model: a classifier.
         backbone: the part of `model` without the head; of a custom model the user's model, head included.
         path: .h5 or .weights.h5 of the backbone, a .keras file, or the folder of a run. The last two also supply the
-            head, see `_keep_head`.
+            head (see `_from_model`).
         name: of the network, for the error if the file is missing, damaged, or belongs to another network.
         classes: names of those of the network and of the model in `path`; None if either are unknown.
     """
@@ -95,12 +94,15 @@ def _count_arrays(path: Path) -> int:
 
 
 def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | None) -> None:
-    """Load the weights of a saved model with the same layers, but possibly with other classes."""
-    trainable = zip(model.trainable_variables, head_mask(model), strict=True)
-    in_head = {id(variable) for variable, is_head in trainable if is_head}
-    own, is_head = model.weights, [id(weight) in in_head for weight in model.weights]
-    head = [*compress(own, is_head)]
-    new = [np.array(weight) for weight in head]
+    """Load the weights of a saved model with the same layers, but possibly with other classes.
+
+    The head gets what the saved one has for classes that both know, and keeps its new values for others; prints which.
+    Without names of classes, a head of the same shape knows the same. Outputs are the last axis of its variables.
+    """
+    head_variables = compress(model.trainable_variables, head_mask(model))
+    in_head, own = {id(variable) for variable in head_variables}, model.weights
+    head = [k for k, weight in enumerate(own) if id(weight) in in_head]
+    new = [np.array(weight) for weight in own]
     try:
         source = load_model(path, "--weights").weights
     except UserError:
@@ -108,46 +110,24 @@ def _from_model(model: keras.Model, path: Path, name: str, classes: Classes | No
             raise
         load_saved(model, path, "--weights", name)  # Keras cannot build custom layers, but can load their weights
         source = own
-    saved = [*compress(source, is_head)]
-    fits = len(source) == len(own) and _with_outputs(saved, 0) == _with_outputs(head, 0)
-    body = [(weight, values) for weight, values in zip(own, source, strict=False) if id(weight) not in in_head]
-    if not fits or any(weight.shape != values.shape for weight, values in body):
+    values = [np.array(weight) for weight in source]
+    inner, saved_inner = (
+        [array.shape[:-1] if k in head else array.shape for k, array in enumerate(arrays)] for arrays in (new, values)
+    )
+    if inner != saved_inner:
         raise UserError(f"--weights {path}: does not fit {name}: its weights have other shapes")
-    for weight, values in body:
-        weight.assign(values)
-    _keep_head(head, new, [np.array(weight) for weight in saved], path, classes)
-
-
-def _keep_head(
-    head: Sequence[keras.Variable],
-    new: Sequence[np.ndarray],
-    saved: Sequence[np.ndarray],
-    path: Path,
-    classes: Classes | None,
-) -> None:
-    """Give `head` what a saved one has for classes that both know, else its `new` values; print which are kept.
-
-    Without names of classes, a head of the same shape knows the same. Outputs are the last axis of its variables.
-    """
+    outputs, saved_outputs = ([arrays[k].shape[-1] for k in head] for arrays in (new, values))
     now, before = classes or ([], [])
-    known: list[str] = []
-    if _shapes(saved) == _shapes(new) and now == before:
-        new, known = saved, now
-    elif _with_outputs(new, len(now)) == _shapes(new) and _with_outputs(new, len(before)) == _shapes(saved):
-        known = [name for name in now if name in before]
-        for array, values in zip(new, saved, strict=True):
+    known, is_same = now, outputs == saved_outputs and now == before
+    if not is_same:
+        fits = {*outputs} == {len(now)} and {*saved_outputs} == {len(before)}
+        known = [name for name in now if fits and name in before]
+        for k in head:
             for name in known:
-                array[..., now.index(name)] = values[..., before.index(name)]
-    for variable, array in zip(head, new, strict=True):
-        variable.assign(array)
-    if classes is not None or new is not saved:
-        kept = f"{len(known)} of {new[-1].shape[-1]} classes ({first_few(known) or 'none'})"
+                new[k][..., now.index(name)] = values[k][..., before.index(name)]
+            values[k] = new[k]
+    for weight, array in zip(own, values, strict=True):
+        weight.assign(array)
+    if classes is not None or not is_same:
+        kept = f"{len(known)} of {outputs[-1]} classes ({first_few(known) or 'none'})"
         print(f"--weights {path}: its head is kept for {kept}")
-
-
-def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(weight.shape) for weight in weights]
-
-
-def _with_outputs(weights: Sequence[Any], count: int) -> list[tuple[int, ...]]:
-    return [(*shape[:-1], count) for shape in _shapes(weights)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -32,31 +32,11 @@ def convert(model: keras.Model, *quantise: bool | np.ndarray) -> list[bytes]:
 
     Raises `UserError` if the converter does not support the model, or TensorFlow Lite lacks a kernel for it.
     """
-    is_int8 = any(isinstance(each, np.ndarray) for each in quantise)
-    what = f"--export tflite{'_int8' if is_int8 else ''}: TensorFlow Lite cannot run this model"
-    return convert_function(model, lambda image: {"logits": model(image, training=False)}, what, *quantise)
-
-
-def conversion_seconds(model: keras.Model, is_int8: bool = False) -> float:
-    """Wall time of converting `model` to both files on this device now, and to one of int8, if that `is_int8`."""
-    start = time.perf_counter()
-    shape = (CALIBRATING_IMAGES * is_int8, *model.input_shape[1:])
-    images = np.random.default_rng(0).uniform(0, 255, shape).astype(np.float32)
-    convert(model, False, True, *([images] if is_int8 else []))
-    return time.perf_counter() - start
-
-
-def convert_function(
-    model: keras.Model,
-    function: Callable[[tf.Tensor], dict[str, tf.Tensor]],
-    what: str,
-    *quantise: bool | np.ndarray,
-) -> list[bytes]:
-    """As `convert`, of a `function` of one image that calls `model`; `what` starts the message of the error."""
     module, spec = tf.Module(), tf.TensorSpec((1, *model.input_shape[1:]), tf.float32, name="image")
+    function = tf.function(lambda image: {"logits": model(image, training=False)}, input_signature=[spec])
     files = []
-    with naming_missing_kernels(what):
-        traced = tf.function(function, input_signature=[spec]).get_concrete_function()
+    with naming_missing_kernels("--export: TensorFlow Lite cannot run this model"):
+        traced = function.get_concrete_function()
         module.frozen, results = convert_variables_to_constants_v2(traced), traced.structured_outputs
         module.infer = tf.function(
             lambda image: tf.nest.pack_sequence_as(results, module.frozen(image)), input_signature=[spec]
@@ -73,6 +53,15 @@ def convert_function(
                     converter.inference_input_type = converter.inference_output_type = tf.int8
                 files.append(converter.convert())
     return files
+
+
+def conversion_seconds(model: keras.Model, is_int8: bool = False) -> float:
+    """Wall time of converting `model` to both files on this device now, and to one of int8, if that `is_int8`."""
+    start = time.perf_counter()
+    shape = (CALIBRATING_IMAGES * is_int8, *model.input_shape[1:])
+    images = np.random.default_rng(0).uniform(0, 255, shape).astype(np.float32)
+    convert(model, False, True, *([images] if is_int8 else []))
+    return time.perf_counter() - start
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotting  # first: it sets the import path
 from resolutions import PREFIX, RESOLUTIONS
@@ -46,13 +45,10 @@ def run_name(run: Flags) -> str:
     return "_".join([*parts, f"seed{run['seed']}"])
 
 
-@dataclass(frozen=True)
-class PaperFigure:
-    """What a script scripts/run_figure<name>.sh makes.
+class PaperFigure(NamedTuple):
+    """What a script scripts/run_figure<name>.sh makes; docs/paper_figures.md says what it shows.
 
     Attributes:
-        title: what it shows, at any scale.
-        paper: on what the paper shows it, if one of its figures differs from another in this alone.
         plot: the kind of `plot.KINDS` that draws it, or "profiling"; of bars, also the quantities.
         hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts, or estimated from its
             Fig 17 (ResNet50 on CUB: 2.94 and 35.25 of full training, 1.75 and 25.0 at ρ = 0.7, 1.25 and 18.7 at 0.5,
@@ -60,11 +56,9 @@ class PaperFigure:
             of the network (VGG16's full training takes 1.18 times ResNet50's); None: minutes.
     """
 
-    title: str
     plot: tuple[str, ...]
     runs: tuple[Flags, ...]
     hours: tuple[float | None, float | None] = (None, None)
-    paper: str = ""
 
 
 def _schemes(model: str, data: str, rho: float) -> tuple[Flags, ...]:
@@ -89,40 +83,27 @@ _BY_RESOLUTION = (_run("resnet50", CUB, f"{PREFIX}{T_q}", rho=0.5, num_epochs=3)
 _SELECTED = (_run("resnet50", CUB, rho=0.7), _CUB[0], _run("resnet50", PET, rho=0.7), _run("vgg16", PET, rho=0.7))
 _BY_BATCHES = (_run("resnet50", CUB, rho=0.5, importance_batches=k, max_steps=8) for k in (1, 2, 4, 8, 16))
 _LAYERS = (_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_epochs=3) for k in LAYERS)
-_CURVES, _BARS = "Accuracy and test loss over training time", ("bars", "accuracy", "hours")
-_LAYERS_TITLE = "Accuracy after 3 epochs and step time against how many of the last layers train"
-_SIMILARITY = "Similarity of importance and overhead of measuring it, over interval and batch size"
+_CURVES, _BARS = ("curves",), ("bars", "accuracy", "hours")
 
 FIGURES = {
-    "2": PaperFigure(_LAYERS_TITLE, ("layers",), (*_LAYERS,), (3.2, 39)),
-    "7": PaperFigure(_SIMILARITY, ("importance",), (_CUB[0] | {"interval": 1}, *_BY_BATCHES), (1.2, 19)),
-    "13": PaperFigure(
-        "The solver: subproblems; training time and overhead over T_q",
-        ("solver",),
-        (*_BY_RESOLUTION, _CUB[1]),
-        (4.5, 59),
-    ),
+    "2": PaperFigure(("layers",), (*_LAYERS,), (3.2, 39)),
+    "7": PaperFigure(("importance",), (_CUB[0] | {"interval": 1}, *_BY_BATCHES), (1.2, 19)),
+    "13": PaperFigure(("solver",), (*_BY_RESOLUTION, _CUB[1]), (4.5, 59)),
     # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
     # Fig 15's curves.
-    "15": PaperFigure(_CURVES, ("curves",), _THREE, (33, 490), "three data sets, TX2"),
-    "15ad": PaperFigure(_CURVES, ("curves",), _CUB, (10, 140), "CUB-200, TX2"),
-    "16": PaperFigure(_CURVES, ("curves",), _THREE[:8], (15, 221), "two data sets, Raspberry Pi"),
-    "17ac": PaperFigure("Accuracy and training time over budgets", _BARS, _BUDGETS, (15, 190)),
-    "17bd": PaperFigure("Training FLOPs over budgets", ("bars", "flops"), _BUDGETS, (15, 190)),
-    "18": PaperFigure("FLOPs of each epoch", ("flops",), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
-    "19": PaperFigure("Accuracy and training time of four networks", _BARS, _NETWORKS, (20, 310)),
-    "20": PaperFigure(
-        "Accuracy by the importance that tensors are selected by", ("bars", "accuracy"), _BY_IMPORTANCE, (8, 120)
-    ),
-    "21": PaperFigure("Which tensors train in which epoch", ("maps",), _SELECTED, (5.3, 77)),
-    "22": PaperFigure("Peak memory", ("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
-    "23": PaperFigure("Energy of training", ("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),
-    "table1": PaperFigure(
-        "Overhead of profiling, over the time of one epoch",
-        ("profiling",),
-        tuple(_run(model, CUB, rho=0.5) for model in NETWORKS),
-    ),
-    "table2": PaperFigure("Time to accuracy", ("time_to_accuracy",), _THREE, (33, 490)),
+    "15": PaperFigure(_CURVES, _THREE, (33, 490)),
+    "15ad": PaperFigure(_CURVES, _CUB, (10, 140)),
+    "16": PaperFigure(_CURVES, _THREE[:8], (15, 221)),
+    "17ac": PaperFigure(_BARS, _BUDGETS, (15, 190)),
+    "17bd": PaperFigure(("bars", "flops"), _BUDGETS, (15, 190)),
+    "18": PaperFigure(("flops",), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
+    "19": PaperFigure(_BARS, _NETWORKS, (20, 310)),
+    "20": PaperFigure(("bars", "accuracy"), _BY_IMPORTANCE, (8, 120)),
+    "21": PaperFigure(("maps",), _SELECTED, (5.3, 77)),
+    "22": PaperFigure(("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
+    "23": PaperFigure(("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),
+    "table1": PaperFigure(("profiling",), tuple(_run(model, CUB, rho=0.5) for model in NETWORKS)),
+    "table2": PaperFigure(("time_to_accuracy",), _THREE, (33, 490)),
 }
 EGO = ("15", "15ad", "16", "17ac", "19")  # figures with a variant of the elastic runs alone, <name>_ego
 

@@ -222,18 +222,6 @@ def caption(groups: Sequence[Group]) -> str:
     )
 
 
-def new_figure(width: float, height: float, title: str) -> Figure:
-    """A figure in the common style: width and height in inches, and small text above it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
-    figure = Figure(figsize=(width, height), layout="constrained")
-    characters = int(width * 22)  # of this size, in a line
-    figure.suptitle("\n".join(textwrap.wrap(title, characters)), fontsize=7, color="0.35")
-    return figure
-
-
 class Sheet(NamedTuple):
     """Where a figure is written, and what else than its runs it shows.
 
@@ -248,8 +236,15 @@ class Sheet(NamedTuple):
     reference: Mapping[Any, Any] = {}
 
     def figure(self, width: float, height: float, title: str) -> Figure:
-        """As `new_figure`."""
-        return new_figure(width, height, title if self.scale == "full" else f"{self.scale}: {title}")
+        """A figure in the common style: width and height in inches, and small text above it."""
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        matplotlib.rcParams.update(STYLE)  # type: ignore[arg-type]
+        figure = Figure(figsize=(width, height), layout="constrained")
+        title, characters = title if self.scale == "full" else f"{self.scale}: {title}", int(width * 22)  # in a line
+        figure.suptitle("\n".join(textwrap.wrap(title, characters)), fontsize=7, color="0.35")
+        return figure
 
     def save(self, figure: Figure, rows: Sequence[Mapping[str, Any]], columns: int = 3) -> None:
         """Write the figure, with a legend of its labels below, as PDF and PNG, and its numbers as CSV; print where."""

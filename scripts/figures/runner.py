@@ -115,44 +115,39 @@ def carry_out(runs: Sequence[Run]) -> None:
     """
     missing = [run for run in runs if not run.is_complete]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are complete", flush=True)
-    with _commands() as call:
+    with _stops_are_raised():
         for run in missing:
             if run.is_elastic and not run.has_table:
-                call(run.profile_words)
+                _call(run.profile_words)
         for number, run in enumerate(missing, 1):
             print(f"run {number} of {len(missing)}: {run.folder.name}", flush=True)
             if not run.profile_only:
-                call(run.words)
+                _call(run.words)
 
 
 @contextlib.contextmanager
-def _commands() -> Iterator[Callable[[Sequence[str]], None]]:
-    """A function that runs a script by words, of which the first is the script; meanwhile a signal goes to it."""
-    running, stopped_by = list[subprocess.Popen[bytes]](), list[int]()
+def _stops_are_raised() -> Iterator[None]:
+    """In this block SIGINT and SIGTERM raise `Stopped`."""
 
     def stop(number: int, frame: object) -> None:
-        stopped_by.append(number)
-        if number == signal.SIGTERM:  # Ctrl-C reaches all processes, SIGTERM only this one
-            for process in running:
-                process.send_signal(number)
-
-    def check() -> None:
-        if stopped_by:
-            raise Stopped(stopped_by[-1], "stopped; start it again to continue")
-
-    def call(words: Sequence[str]) -> None:
-        check()
-        with subprocess.Popen([sys.executable, str(ROOT / words[0]), *words[1:]]) as process:
-            running[:] = [process]
-            status = process.wait()
-        running.clear()
-        check()
-        if status:
-            raise UserError(f"{shlex.join(words)}: ended with status {status}; start it again to continue")
+        raise Stopped(number, "stopped; start it again to continue")
 
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield call
+        yield
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+
+
+def _call(words: Sequence[str]) -> None:
+    """Run a script by words, of which the first is the script; where this program stops, wait until that one has."""
+    with subprocess.Popen([sys.executable, str(ROOT / words[0]), *words[1:]]) as process:
+        try:
+            status = process.wait()
+        except Stopped as stopped:
+            if stopped.number == signal.SIGTERM:  # Ctrl-C reaches all processes, SIGTERM only this one
+                process.send_signal(stopped.number)
+            raise
+    if status:
+        raise UserError(f"{shlex.join(words)}: ended with status {status}; start it again to continue")

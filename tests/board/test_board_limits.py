@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from small_boards import changed_copy, result_of, run, weights_of
 
-from elastic_trainer.cli.commands import parse_main
 from elastic_trainer.datasets import decoding, layout
-from elastic_trainer.system.errors import UserError
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None, reason="ai-edge-litert is not installed"
@@ -72,13 +70,6 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(three_wheels, exported, ph
 def test_a_loss_that_is_no_number_is_one_line(three_wheels, exported, photos, tmp_path):
     done = run(three_wheels, exported, "--data_dir", photos, "--output", tmp_path, "--learning_rate", "1e8", code=2)
     assert re.search(r"the loss is .* smaller --learning_rate", done.stderr)
-
-
-def test_a_model_to_evaluate_is_no_export_for_a_board(exported):
-    with pytest.raises(
-        UserError, match=r"--export board: cannot be combined with --evaluate; give --weights .*/board in"
-    ):
-        parse_main(["--evaluate", str(exported / "start.keras"), "--export", "board"])
 
 
 @pytest.fixture

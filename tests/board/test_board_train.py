@@ -133,14 +133,8 @@ def test_a_run_that_signals_stop_ends_as_an_unbroken_one_bit_for_bit(three_wheel
 def test_a_lost_terminal_leaves_a_checkpoint_and_nohup_goes_on(three_wheels, exported, photos, trained, tmp_path):
     """The kernel sends SIGHUP where an ssh connection is lost, and the terminal takes no more text."""
     slow = every_step_saved(exported, tmp_path / "slow", 0.1)
-    words = [
-        str(three_wheels),
-        str(slow / "board_train.py"),
-        "--data_dir",
-        str(photos),
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    given = (slow / "board_train.py", "--data_dir", photos, "--output", tmp_path / "out")
+    words = [*map(str, (three_wheels, *given))]
     process, terminal = pty.fork()
     if process == 0:
         os.execv(words[0], words)
@@ -223,23 +217,6 @@ def test_a_board_reports_on_the_test_folder_what_a_validation_folder_has_chosen(
     result = result_of(tmp_path / "out")
     assert result["test_accuracy"] < 0.4 < 0.6 < result["best_accuracy"]
     assert f"test accuracy {result['test_accuracy']:.1%} on 15 photos not used to choose it" in done.stdout
-
-
-def test_a_board_finds_the_photos_of_each_part_as_main_does(board_modules, photos, tmp_path, capsys):
-    for label, named in zip(NAMES, ("train", "valid", "cat"), strict=True):
-        shutil.copytree(photos / label, tmp_path / named)
-    found = board_modules.photos.photos_in(tmp_path, ["cat", "train", "valid"])
-    assert [one.label for one in found] == [0] * 20 + [1] * 20 + [2] * 20 and {one.part for one in found} == {None}
-    assert "read as a class: 'train', 'valid'\n" in capsys.readouterr().out
-    for named, parts in (("train", [None]), ("test", ["train", "choose"]), ("Dev", ["train", "choose", "test"])):
-        shutil.copytree(photos, tmp_path / "more" / named)
-        found = board_modules.photos.photos_in(tmp_path / "more", NAMES)
-        assert [one.part for one in found] == [part for part in parts for _ in range(60)]
-    (tmp_path / "names" / "cafe\u0301").mkdir(parents=True)
-    (tmp_path / "names" / "caf\u00e9").mkdir()
-    for k, folder in enumerate((tmp_path / "names").iterdir()):
-        shutil.copy(photos / "ant" / f"{k}.png", folder)
-    assert [one.label for one in board_modules.photos.photos_in(tmp_path / "names", ["ant", "caf\u00e9"])] == [1, 1]
 
 
 def test_a_head_fitted_in_blocks_is_that_of_all_photos(board_modules, monkeypatch):

@@ -116,17 +116,6 @@ def _later(images):
     )
 
 
-def test_what_an_older_tensorflow_cannot_compute_is_one_line(board_modules):
-    engine = object.__new__(board_modules.train.ENGINES["tensorflow"])
-
-    def compute():
-        raise tf.errors.UnimplementedError(None, None, "no kernel for it\nand more")
-
-    engine.module, engine.calls, engine.arguments = tf, {"gradients": compute}, {}
-    with pytest.raises(RuntimeError, match=f"^TensorFlow {tf.__version__}: .*no kernel for it.*$"):
-        engine.call("gradients")
-
-
 def test_tensors_with_equal_values_are_all_fed():
     """Of a non-negative tensor, ReLU is the same: two tensors that pass the cut have one place among the features."""
     keras.utils.set_random_seed(0)

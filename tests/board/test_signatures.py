@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.lite.python import schema_py_generated
 
 import models
 from elastic_trainer.board.inference_file import inference_file
@@ -17,33 +13,27 @@ from elastic_trainer.board.signatures import TrainingFunctions, WeightedImages
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.system.errors import UserError
-from elastic_trainer.system.machine import silenced
 
 BATCH, PART, CLASSES = 8, 4, 5
+litert = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 
 
-def _interpreter(content: bytes):
-    with contextlib.suppress(ImportError):
-        from ai_edge_litert.interpreter import Interpreter
-
-        return Interpreter(model_content=content, num_threads=1)
-    with warnings.catch_warnings(), silenced():
-        warnings.simplefilter("ignore")
-        return tf.lite.Interpreter(model_content=content, num_threads=1)
+def _runners(content: bytes, *names: str):
+    """The signatures of a file in LiteRT, by name."""
+    interpreter = litert.Interpreter(model_content=content, num_threads=1)
+    return {name: interpreter.get_signature_runner(name) for name in names}
 
 
-def operations(content: bytes, signature: str) -> set[str]:
-    """The names of the builtin operations of a signature of a file."""
-    names = {code: name for name, code in vars(schema_py_generated.BuiltinOperator).items()}
-    model = schema_py_generated.Model.GetRootAs(content, 0)
-    [definition] = [
-        one
-        for one in (model.SignatureDefs(index) for index in range(model.SignatureDefsLength()))
-        if one.SignatureKey() == signature.encode()
-    ]
-    graph = model.Subgraphs(definition.SubgraphIndex())
-    codes = (graph.Operators(index).OpcodeIndex() for index in range(graph.OperatorsLength()))
-    return {names[model.OperatorCodes(code).BuiltinCode()] for code in codes}
+def _logits(inference, arrays, image):
+    """What the file for inference predicts for an image [1, height, width, 3] with these arrays in their places."""
+    content = bytearray(inference.content)
+    for offset, array in zip(inference.offsets, arrays, strict=True):
+        content[offset : offset + array.nbytes] = array.tobytes()
+    interpreter = litert.Interpreter(model_content=bytes(content), num_threads=1)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
 
 
 def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
@@ -56,13 +46,7 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     trained = [variable for variable, trains in zip(model.trainable_variables, mask, strict=True) if trains]
     inference = inference_file(model, trained)
     functions = TrainingFunctions(model, optimizer, mask, PART, inference.arrays)
-    assert {"features", "gradients", "update", "infer"} <= {*functions.signatures}
-    content = functions.litert_file()
-    interpreter = _interpreter(content)
-    runner = {name: interpreter.get_signature_runner(name) for name in functions.signatures}
-    assert "FULLY_CONNECTED" not in operations(
-        content, "gradients"
-    )  # XNNPACK does not compute those of changing weights
+    runner = _runners(functions.litert_file(), *functions.traced)
     rng = np.random.default_rng(0)
     dropout = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
     dropout.rate = 0.0
@@ -101,16 +85,8 @@ def test_training_in_parts_in_litert_gives_the_weights_of_tensorflow():
     logits = runner["infer"](**runner["features"](images=image))["logits"]
     np.testing.assert_allclose(logits, expected_logits, atol=0.02 * np.abs(expected_logits).max())
 
-    content_now = bytearray(inference.content)
     arrays = runner["fill"]()
-    for index, offset in enumerate(inference.offsets):
-        encoded = arrays[f"array_{index}"].tobytes()
-        content_now[offset : offset + len(encoded)] = encoded
-    filled = _interpreter(bytes(content_now))
-    filled.allocate_tensors()
-    filled.set_tensor(filled.get_input_details()[0]["index"], image[:1])
-    filled.invoke()
-    found = filled.get_tensor(filled.get_output_details()[0]["index"])
+    found = _logits(inference, [arrays[f"array_{index}"] for index in range(len(arrays))], image[:1])
     np.testing.assert_allclose(found, logits[:1], atol=1e-4 * np.abs(logits).max())
 
 
@@ -128,7 +104,7 @@ class _Calls(keras.layers.Layer):
 
 def noise_of(functions: TrainingFunctions) -> dict[str, list[int]]:
     """The shapes of the random numbers that a step takes."""
-    inputs = functions.signatures["gradients"].inputs
+    inputs = functions.traced["gradients"].structured_input_signature[1]
     return {name: spec.shape for name, spec in inputs.items() if name.startswith(("random_", "normal_"))}
 
 
@@ -154,8 +130,7 @@ def test_random_numbers_of_a_step_are_its_inputs():
     shapes = noise_of(functions)
     kinds = [name[:6] for name in shapes]
     assert kinds.count("normal") == 3 and kinds.count("random") in (3, 4)  # RandomFlip of older Keras has two
-    interpreter = _interpreter(functions.litert_file())
-    runner = {name: interpreter.get_signature_runner(name) for name in ("start", "features", "gradients")}
+    runner = _runners(functions.litert_file(), "start", "features", "gradients")
     runner["start"]()
     rng = np.random.default_rng(0)
     features = runner["features"](images=rng.uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32))
@@ -195,9 +170,7 @@ def test_a_variable_without_influence_on_the_loss_stays_as_it_is():
     layer = _Calls(lambda layer, inputs: inputs)
     functions = _file_with(layer)
     place = next(k for k, each in enumerate(functions.variables.sources) if each is layer.unused)
-    interpreter = _interpreter(functions.litert_file())
-    names = ("start", "features", "gradients", "update", "state")
-    runner = {name: interpreter.get_signature_runner(name) for name in names}
+    runner = _runners(functions.litert_file(), "start", "features", "gradients", "update", "state")
     runner["start"]()
     images = np.random.default_rng(0).uniform(0, 255, (PART, 6, 6, 3)).astype(np.float32)
     before = runner["state"]()
@@ -231,13 +204,6 @@ def test_the_file_for_inference_predicts_with_the_arrays_that_it_gets(block):
     rng = np.random.default_rng(1)
     for variable in trained:
         variable.assign(rng.normal(0, 0.5, variable.shape))
-    content = bytearray(inference.content)
-    for offset, array in zip(inference.offsets, inference.arrays(), strict=True):
-        content[offset : offset + 4 * array.numpy().size] = array.numpy().tobytes()
-    filled = _interpreter(bytes(content))
-    filled.allocate_tensors()
     image = rng.uniform(0, 1, (1, 6, 6, 3)).astype(np.float32)
-    filled.set_tensor(filled.get_input_details()[0]["index"], image)
-    filled.invoke()
-    found = filled.get_tensor(filled.get_output_details()[0]["index"])
+    found = _logits(inference, [array.numpy() for array in inference.arrays()], image)
     np.testing.assert_allclose(found, model(image, training=False).numpy(), rtol=1e-4, atol=1e-4)

@@ -82,17 +82,14 @@ def test_the_report_writes_all_files_with_consistent_numbers(tmp_path):
 NAMES_WITH_DOLLARS = ["cost $5 or $6", "$\\frac{$", "a\\$b$", "$"]
 
 
-@pytest.mark.parametrize("classes", [4, 60])
-def test_dollars_in_class_names_are_drawn_as_they_are(classes, tmp_path):
-    predictions = made_up_predictions(classes, count=200)
-    names = [NAMES_WITH_DOLLARS[k % 4] for k in range(classes)]
+def test_dollars_in_class_names_are_drawn_as_they_are(tmp_path):
+    predictions, names = made_up_predictions(), NAMES_WITH_DOLLARS
     write_report(predictions, names, tmp_path, {})
     assert (tmp_path / "confusion.png").is_file() and (tmp_path / "mistakes.png").is_file()
-    if classes == 4:
-        axes = draw_confusion(confusion(predictions, len(names)), names).axes[0]
-        labels = [label.get_text() for label in axes.get_yticklabels()]
-        assert not any(map(cbook.is_math_text, labels))
-        assert [label.replace("\\$", "$") for label in labels] == names
+    axes = draw_confusion(confusion(predictions, len(names)), names).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert not any(map(cbook.is_math_text, labels))
+    assert [label.replace("\\$", "$") for label in labels] == names
 
 
 def test_a_table_of_40_classes_shows_20_and_mentions_the_rest(tmp_path):

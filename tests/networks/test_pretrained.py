@@ -162,16 +162,6 @@ def test_a_keras_application_with_top_layers_supplies_its_backbone(tmp_path, cap
     assert "its head is kept for 0 of 5 classes" in capsys.readouterr().out
 
 
-def test_weights_of_a_run_load_into_a_network_with_custom_layers(tmp_path):
-    zoo = f"{Path(__file__).parents[1]}/zoo.py:custom_layer"
-    saved = models.build_model(zoo, 12, 3)
-    save_model(saved, tmp_path / "best.keras")
-    keras.utils.set_random_seed(5)
-    assert not differ(models.build_model(zoo, 12, 3, str(tmp_path)), saved)
-    with pytest.raises(UserError, match=r"--weights .*best.keras: is damaged or does not fit .*custom_layer: "):
-        models.build_model(zoo, 12, 4, str(tmp_path))
-
-
 class Unknown(keras.layers.Layer):
     """A layer that Keras cannot load."""
 

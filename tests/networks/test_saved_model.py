@@ -5,7 +5,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -108,16 +107,10 @@ def test_saving_during_training_does_not_change_the_result(tmp_path):
     for expected, got in zip(plain.variables, saved.variables, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert [type(layer) for layer in plain.layers] == [type(layer) for layer in saved.layers]
+    with pytest.raises((OSError, ValueError)):
+        save_model(saved, tmp_path / "no" / "such" / "folder.keras")
     trained = keras.models.clone_model(saved)
     assert len(trained.trainable_variables) == len(saved.trainable_variables)
-
-
-def test_after_a_failing_save_clones_train_as_before(tmp_path):
-    model = make_small_model()
-    with pytest.raises((OSError, ValueError)):
-        save_model(model, tmp_path / "no" / "such" / "folder.keras")
-    clone = keras.models.clone_model(model)
-    assert len(clone.trainable_variables) == len(model.trainable_variables)
 
 
 def test_weight_files_load_into_frozen_and_plain_networks_alike(tmp_path):
@@ -158,16 +151,11 @@ def test_a_model_that_cannot_be_saved_is_found_before_training(function):
             check_saving(model, "--save_model", changes_shape=False)
     else:
         check_saving(model, "--save_model", changes_shape=False)
+    if function is zoo.custom_layer:
+        with pytest.raises(UserError, match=r"^--train_type prunetrain: Keras cannot save .*: it has custom layers"):
+            check_saving(model, "--train_type prunetrain", changes_shape=True)
     for variable, old in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, old)
-
-
-def test_a_pruned_model_with_custom_layers_cannot_be_exported():
-    model = models.build_model(f"{ZOO}:custom_layer", 12, 3)
-    with pytest.raises(
-        UserError, match=r"^--export tflite: Keras cannot save this model and load it again: it has custom layers"
-    ):
-        check_saving(model, "--export tflite", changes_shape=True)
 
 
 def test_a_model_with_a_lambda_layer_is_refused_without_advice_that_no_flag_follows(tmp_path):
@@ -178,20 +166,12 @@ def test_a_model_with_a_lambda_layer_is_refused_without_advice_that_no_flag_foll
     assert "safe_mode" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("python", "also"), [((3, 11), ""), ((3, 12), " && pip install --no-deps --ignore-requires-python vit-keras==")]
-)
-def test_a_model_whose_package_is_missing_is_refused_in_a_line_that_names_the_extra(
-    python, also, tmp_path, monkeypatch
-):
+def test_a_model_whose_package_is_missing_is_refused_in_a_line_that_names_the_extra(tmp_path, monkeypatch):
     with zipfile.ZipFile(tmp_path / "my.keras", "w") as file:
         file.writestr("config.json", '{"module": "vit_keras.layers"}')
     monkeypatch.setitem(sys.modules, "vit_keras", None)
-    monkeypatch.setattr(errors, "sys", SimpleNamespace(version_info=python))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=r'/my.keras: needs vit-keras; pip install "elastic-trainer\[vit\]"'):
         load_model(tmp_path / "my.keras", "--model_name")
-    line = f'{tmp_path}/my.keras: needs vit-keras; pip install "elastic-trainer[vit]"{also}'
-    assert str(caught.value).partition("0.2.0")[0] == line
 
 
 def test_packages_that_do_not_fit_each_other_are_reported_in_a_line():

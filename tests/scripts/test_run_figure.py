@@ -179,15 +179,3 @@ def test_first_run_of_each_figure_trains_two_steps_on_cub_as_tfds_prepares_it(tm
     assert len(started) == 7  # the other figures start with one of these
     for folder in started:
         check_two_steps(folder, paper_figures.CUB)
-
-
-@pytest.mark.parametrize("name", [paper_figures.PET, paper_figures.DOGS])
-def test_full_training_of_figure_15_trains_two_steps_on_data_as_tfds_prepares_it(name, tmp_path, monkeypatch):
-    prepare_small(name, tmp_path / "data", monkeypatch)
-    runs = make_runs(
-        "15", "--data_dir", tmp_path / "data", "--logdir", tmp_path / "logs", *SMALL, "--", "--max_steps", 2
-    )
-    [run] = [run for run in runs if run.settings.dataset_name == name and run.settings.train_type == "full_training"]
-    train_or_profile(run)
-    assert run.folder.name == f"zoo.py-branches_{name}_full_training_seed0"
-    check_two_steps(run.folder, name)

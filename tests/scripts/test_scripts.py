@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import NETWORK, ROOT, error_line
+from command_line import NETWORK, ROOT
 
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -38,10 +38,6 @@ def test_benchmark_prints_its_results_as_json_last(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         runpy.run_path(path, run_name="__main__")
     assert end.value.code == 0 and keys <= set(json.loads(capsys.readouterr().out.splitlines()[-1]))
-
-
-def test_plotting_a_folder_without_a_run_is_refused(tmp_path):
-    assert "contains no finished run" in error_line("scripts/figures/plot.py", "curves", tmp_path)
 
 
 @pytest.mark.parametrize(
