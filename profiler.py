@@ -104,8 +104,6 @@ def main() -> None:
     settings, profiling = parse_profiler()
     load_tensorflow()
 
-    import numpy as np
-
     import models
     from elastic_trainer.datasets.named import class_names
     from elastic_trainer.networks.tensors import head_mask
@@ -127,7 +125,7 @@ def main() -> None:
     print("\n".join(_report(table, head_mask(model))))
     if trace:
         print("selections with equal importance of all tensors:")
-        print("\n".join(plan_lines(table, head_mask(model), np.ones(len(table.names)))))
+        print("\n".join(plan_lines(table, head_mask(model))))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
 
 

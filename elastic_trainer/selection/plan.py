@@ -21,16 +21,14 @@ COMPARED_RHOS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 1.0)
 NOT_FEASIBLE = "not feasible"  # even the head alone takes more
 
 
-def plan_lines(table: TimingTable, head: np.ndarray, importance: np.ndarray) -> Iterator[str]:
-    """What elastic training would select from `table`, without cached features: a row for each rho.
-
-    The mask `head` always trains; `importance` is [N].
-    """
+def plan_lines(table: TimingTable, head: np.ndarray) -> Iterator[str]:
+    """What elastic training would select from `table` if all tensors mattered alike, without cached features: a row for
+    each rho. The mask `head` always trains."""
     yield f" rho{'predicted step':>16}{'over full step':>16}{'trained tensors':>17}"
     for rho in PLANNED_RHOS:
         row = f"{NOT_FEASIBLE:>16}"
         if table.predict_ms(head) <= rho * table.full_step_ms:
-            mask = select_tensors(table, importance, head, rho)
+            mask = select_tensors(table, np.ones(len(head)), head, rho)
             step_ms, count = table.predict_ms(mask), f"{mask.sum()} of {len(head)}"
             row = f"{step_ms:>13.1f} ms{step_ms / table.full_step_ms:>16.3f}{count:>17}"
         yield f"{rho:.2f}{row}"

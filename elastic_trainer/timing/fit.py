@@ -30,18 +30,8 @@ the largest time so far.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-
-
-class ForwardCosts(NamedTuple):
-    """Of the forward pass in the step itself and of computing features for the cache: ms a step, float [N+1] by depth;
-    and bool [N+1], whether there is a cache."""
-
-    step_ms: np.ndarray
-    caching_ms: np.ndarray
-    is_cached: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -65,19 +55,6 @@ class Fit:
     rounds: int
     copying_factor: float = 0.0
     untraced_ms: float = 0.0
-
-    def forward_costs(
-        self, t_fw_ms: np.ndarray, preprocessing_ms: float, features_mb: np.ndarray, misses: float = 1.0
-    ) -> ForwardCosts:
-        """What the forward pass costs in the cheaper way to each depth, from [N] of `timing.attribution`."""
-        recomputed_ms, prefix_ms = (self.t_fw_factor * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
-        copying_ms = self.copying_factor * np.concatenate([[0.0], features_mb])
-        cached_ms, caching_ms = recomputed_ms + copying_ms, misses * (prefix_ms + copying_ms)
-        # Behind the last tensor is preprocessing alone, which is not cached by itself.
-        is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + caching_ms <= recomputed_ms + prefix_ms)
-        is_cached &= misses < 1
-        step_ms = np.where(is_cached, cached_ms, recomputed_ms + prefix_ms)
-        return ForwardCosts(step_ms, np.where(is_cached, caching_ms, 0.0), is_cached)
 
 
 def forward_sums(t_fw_ms: np.ndarray, preprocessing_ms: float) -> tuple[np.ndarray, np.ndarray]:

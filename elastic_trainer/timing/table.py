@@ -14,7 +14,7 @@ import numpy as np
 
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.memory_budget import StepMemory
-from elastic_trainer.timing.fit import Fit, ForwardCosts, depth_of, selection_sums, with_kernels
+from elastic_trainer.timing.fit import Fit, depth_of, forward_sums, selection_sums, with_kernels
 
 TIMES = ("preprocessing_ms", "full_step_ms", "gradient_pass_ms")  # fields that scale with the device
 
@@ -25,6 +25,14 @@ class StepPrediction(NamedTuple):
     step_ms: float
     caching_ms: float
     uses_features: bool  # else it computes the prefix
+
+
+class ForwardCosts(NamedTuple):
+    """The same of the forward pass alone, [N+1] by the depth of what trains."""
+
+    step_ms: np.ndarray
+    caching_ms: np.ndarray
+    uses_features: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,16 @@ class TimingTable:
         return self.fit.t_dw_factor * self.t_dw_ms
 
     def forward_costs(self, misses: float = 1.0) -> ForwardCosts:
-        """What the forward pass costs a step, by the depth of its selection."""
-        return self.fit.forward_costs(self.t_fw_ms, self.preprocessing_ms, self.features_mb, misses)
+        """What the forward pass costs a step in the cheaper way to each depth."""
+        recomputed_ms, prefix_ms = (
+            self.fit.t_fw_factor * ms for ms in forward_sums(self.t_fw_ms, self.preprocessing_ms)
+        )
+        copying_ms = self.fit.copying_factor * np.concatenate([[0.0], self.features_mb])
+        cached_ms, caching_ms = recomputed_ms + copying_ms, misses * (prefix_ms + copying_ms)
+        # Behind the last tensor is preprocessing alone, which is not cached by itself.
+        is_cached = (prefix_ms > prefix_ms[-1]) & (cached_ms + caching_ms <= recomputed_ms + prefix_ms) & (misses < 1)
+        step_ms = np.where(is_cached, cached_ms, recomputed_ms + prefix_ms)
+        return ForwardCosts(step_ms, np.where(is_cached, caching_ms, 0.0), is_cached)
 
     def depth(self, mask: np.ndarray) -> int:
         """How many tensors of the backward order a step that trains `mask` reaches back to."""

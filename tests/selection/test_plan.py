@@ -1,6 +1,5 @@
 """The plan for another board."""
 
-import numpy as np
 from conftest import make_table
 
 from elastic_trainer.networks.tensors import head_mask
@@ -10,7 +9,7 @@ from elastic_trainer.selection.plan import PLANNED_RHOS, plan_lines
 def test_plan_fits_each_rho_and_marks_infeasible_ones(small_model):
     head = head_mask(small_model)
     table = make_table(small_model, constant_ms=2.0, t_fw_ms=2.0)
-    _, *lines = plan_lines(table, head, np.ones(len(head)))
+    _, *lines = plan_lines(table, head)
     smallest = table.predict_ms(head) / table.full_step_ms
     assert len(lines) == len(PLANNED_RHOS) and PLANNED_RHOS[0] < smallest < PLANNED_RHOS[-1]
     for line in lines:

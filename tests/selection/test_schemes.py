@@ -165,7 +165,7 @@ def test_misses_are_the_expected_share_of_images_shown_for_the_first_time():
     assert feature_misses(make_small_data(augment="flip_rotate"), 600) == 1.0
 
 
-def test_by_an_estimated_table_it_selects_after_some_steps_too(monkeypatch):
+def test_by_an_estimated_table_it_selects_after_some_steps_too():
     settings = Settings(num_epochs=40, interval=10, rho=0.6)
     data, model = make_small_data(), make_small_model()
     table = replace(make_table(model), details={"is_estimate": True})

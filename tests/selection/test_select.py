@@ -14,19 +14,6 @@ from elastic_trainer.timing.fit import Fit
 MISSES = [1.0, 0.0, 0.3, 2.0]
 
 
-@pytest.mark.parametrize("misses", MISSES)
-def test_selection_fits_the_budget_and_contains_the_head(small_model, misses):
-    table, head = make_table(small_model, t_fw_ms=1.5), head_mask(small_model)
-    rng = np.random.default_rng(0)
-    smallest = table.predict_ms(head, misses) / table.full_step_ms
-    for rho in np.linspace(smallest, 0.99, 20):
-        importance = rng.normal(0.2, 0.5, len(head))
-        mask = select_tensors(table, importance, head, float(rho), misses=misses)
-        assert mask[head].all() and table.predict_ms(mask, misses) <= rho * table.full_step_ms + 1e-9
-    everything = select_tensors(table, -np.ones(len(head)), head, 1.0, misses=misses)
-    assert everything.all(), "full training, whatever it gains"
-
-
 def test_fillers_are_tensors_of_negative_importance_but_none_without_a_gradient(small_model):
     """They train where the budget has room. Without fillers, as in the paper, they are never selected."""
     table, head = make_table(small_model), head_mask(small_model)
@@ -38,61 +25,39 @@ def test_fillers_are_tensors_of_negative_importance_but_none_without_a_gradient(
     assert mask.sum() == len(head) - 2
     short = select_tensors(table, importance, head, 0.8, has_fillers=True)
     assert short[2] and table.predict_ms(short) <= 0.8 * table.full_step_ms + 1e-9, "what lowers the loss comes first"
+    assert select_tensors(table, importance, head, 1.0).all(), "full training, whatever it gains"
 
 
+@pytest.mark.parametrize("kernel_of", [{}, {2: 3, 5: 4, 6: 0}])
 @pytest.mark.parametrize("misses", MISSES)
-def test_selection_is_the_best_of_all_that_fit(small_model, misses):
-    """Every subset is tried. Times are whole numbers of a small unit, so that rounding costs nothing."""
-    head = head_mask(small_model)
-    rng = np.random.default_rng(1)
-    others = np.flatnonzero(~head)
-    masks = np.tile(head, (2 ** len(others), 1))
-    masks[:, others] = np.array([*product([False, True], repeat=len(others))])
-    for _ in range(3):
-        t_dw_ms, t_dy_ms, t_fw_ms = rng.integers(0, 9, (3, len(head))).astype(float)
-        table = replace(
-            make_table(small_model), t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, t_fw_ms=t_fw_ms, preprocessing_ms=2.0
-        )
-        table = replace(table, fit=Fit(3.0, 0.9, 0.5, 0.8, None, None, 0, 0))
-        table = replace(table, full_step_ms=table.predict_ms(np.ones(len(head), bool)))
-        importance = rng.random(len(head))
-        predicted_ms = np.array([table.predict_ms(mask, misses) for mask in masks])
-        for rho in (0.3, 0.5, 0.7, 0.9):
-            mask = select_tensors(table, importance, head, rho, misses=misses)
-            fits = predicted_ms <= rho * table.full_step_ms
-            if fits.any():
-                best = max(importance[mask].sum() for mask in masks[fits])
-                assert importance[mask].sum() == pytest.approx(best, rel=0.01)
-            else:
-                np.testing.assert_array_equal(mask, head)
-
-
-def test_selection_is_the_best_of_those_in_which_gammas_train_with_their_kernels(small_model):
-    """Every subset is tried. A kernel may be deeper than its gamma, or the reverse, or in the head."""
-    head = head_mask(small_model)
-    rng = np.random.default_rng(2)
+def test_selection_is_the_best_of_all_that_fit(small_model, misses, kernel_of):
+    """Every subset is tried in which gammas train with their kernels; these may be deeper or less deep, or the head."""
+    head, rng, table = head_mask(small_model), np.random.default_rng(1), make_table(small_model)
     others, count = np.flatnonzero(~head), len(head)
+    kernels = np.full(count, -1)
+    kernels[[*kernel_of]] = [*kernel_of.values()]
     masks = np.tile(head, (2 ** len(others), 1))
     masks[:, others] = np.array([*product([False, True], repeat=len(others))])
-    for _ in range(6):
-        kernels = np.full(count, -1)
-        kernels[[2, 5, 6]] = [3, 4, 0]
-        t_dw_ms, t_dy_ms = rng.integers(1, 9, (2, count)).astype(float)
-        table = replace(make_table(small_model), t_dw_ms=t_dw_ms, t_dy_ms=t_dy_ms, kernels=kernels)
+    selected = masks[:, table.positions]
+    together = np.all([selected[:, k] == selected[:, kernel_of[k]] for k in kernel_of if kernel_of[k]], axis=0)
+    for _ in range(3):
+        t_dw_ms, t_dy_ms, t_fw_ms = rng.integers(1, 9, (3, count)).astype(float)
+        times = {"t_dw_ms": t_dw_ms, "t_dy_ms": t_dy_ms, "t_fw_ms": t_fw_ms, "preprocessing_ms": 2.0}
+        table = replace(table, kernels=kernels, fit=Fit(3.0, 0.9, 0.5, 0.8, None, None, 0, 0), **times)
         table = replace(table, full_step_ms=table.predict_ms(np.ones(count, bool)))
         importance = rng.normal(0.5, 0.5, count)
-        selected = masks[:, table.positions]
-        together = (selected[:, 2] == selected[:, 3]) & (selected[:, 4] == selected[:, 5])
-        predicted_ms = np.array([table.predict_ms(mask) for mask in masks])
-        for rho in (0.4, 0.6, 0.8, 0.99):
-            mask = select_tensors(table, importance, head, rho, has_fillers=True)
+        gains = np.where(head, 0.0, importance)[table.positions]
+        for gamma, kernel in kernel_of.items():
+            if kernel:  # of the head, it always trains
+                gains[kernel] += gains[gamma]
+                gains[gamma] = 0.0
+        gains[gains < 0] = FILLER
+        predicted_ms = np.array([table.predict_ms(mask, misses) for mask in masks])
+        for rho in (0.3, 0.5, 0.7, 0.9, 0.99):
+            mask = select_tensors(table, importance, head, rho, misses, has_fillers=True)
             fits = together & (predicted_ms <= rho * table.full_step_ms + 1e-9)
-            gains = np.where(head, 0.0, importance)[table.positions]
-            gains[[3, 5]] += gains[[2, 4]]
-            gains[[2, 4]] = 0.0
-            gains[gains < 0] = FILLER
-            best = (selected[fits] @ gains).max()
-            assert together[(masks == mask).all(axis=1)].all()
+            best = (selected[fits] @ gains).max(initial=0.0)
+            assert (together & fits)[(masks == mask).all(axis=1)].all() or (not fits.any() and (mask == head).all())
             assert mask[table.positions] @ gains == pytest.approx(best, rel=0.01)
 
 

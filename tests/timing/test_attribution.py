@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zoo
-from conftest import BATCH, CLASSES, SIZE, attribute_times, full_step, make_small_model, naive_needs
+from conftest import BATCH, CLASSES, SIZE, ancestors, attribute_times, full_step, make_small_model, naive_needs
 from small_networks import built_optimizer
 
 from elastic_trainer.engine.optimizers import make_optimizer
@@ -148,23 +148,13 @@ def with_random_layers(input_shape, num_classes):
 
 def naive_forward_times(model, step, op_ms, positions):
     """t_fw_ms and preprocessing_ms, from the ancestors of each operation."""
-
-    def ancestors(op):
-        found, waiting = set(), [op]
-        while waiting:
-            each = waiting.pop()
-            if each.name not in found:
-                found.add(each.name)
-                waiting += [*(tensor.op for tensor in each.inputs), *each.control_inputs]
-        return found
-
     read = {id(outside): inside.op.name for outside, inside in step.graph.captures}
     of_tensor = [read.get(id(model.trainable_variables[k].value.handle)) for k in positions]
     never = {"targets"} | {read.get(id(v.value.handle)) for v in model.non_trainable_variables if "seed" in v.path}
     never |= {op.name for op in step.graph.get_operations() if op.type == "RandomUniform"}
     t_fw_ms, preprocessing_ms = np.zeros(len(positions)), 0.0
-    for name in ancestors(step.loss.op):
-        needed = ancestors(step.graph.get_operation_by_name(name))
+    for name in ancestors(step.loss.op, set()):
+        needed = ancestors(step.graph.get_operation_by_name(name), set())
         first = next((rank for rank, tensor in enumerate(of_tensor) if tensor in needed), None)
         if needed & never or "inputs" not in needed:
             continue

@@ -1,9 +1,9 @@
-"""The fit of wall time to operation times, and what the forward pass costs by depth."""
+"""The fit of wall time to operation times."""
 
 import numpy as np
 import pytest
 
-from elastic_trainer.timing.fit import Fit, fit_wall_time, forward_sums
+from elastic_trainer.timing.fit import fit_wall_time
 
 
 def steps(rng, count=12):
@@ -65,22 +65,3 @@ def test_errors_are_of_selections_left_out_of_the_fit_in_both_forms():
     fit = fit_wall_time(sums, NONE, measured_ms, selections, rounds=1)
     assert fit.median_error_percent == pytest.approx(np.median(errors))
     assert fit.p95_error_percent == pytest.approx(np.percentile(errors, 95))
-
-
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("seed", range(60))
-def test_the_cheaper_way_equals_a_naive_comparison_and_never_gets_cheaper_with_depth(seed, copies):
-    rng = np.random.default_rng(seed)
-    t_fw_ms, features_mb = rng.exponential(size=12) * (rng.random(12) < 0.7), rng.exponential(size=12) * copies
-    fit = Fit(0.0, 1.0, 1.0, 0.8, None, None, 0, 0, copying_factor=0.5)
-    preprocessing_ms, misses = float(rng.choice([0.0, 0.5])), float(rng.choice([0.0, 0.2, 0.9, 1.0, 3.0]))
-    recomputed_ms, prefix_ms = (0.8 * ms for ms in forward_sums(t_fw_ms, preprocessing_ms))
-    costs = fit.forward_costs(t_fw_ms, preprocessing_ms, features_mb, misses)
-    for depth in range(13):
-        megabytes = features_mb[depth - 1] if depth else 0.0
-        computed = (recomputed_ms[depth] + prefix_ms[depth], 0.0, False)
-        cached = (recomputed_ms[depth] + 0.5 * megabytes, misses * (prefix_ms[depth] + 0.5 * megabytes), True)
-        is_possible = misses < 1 and prefix_ms[depth] > prefix_ms[12]
-        expected = cached if is_possible and sum(cached[:2]) <= computed[0] else computed
-        assert (costs.step_ms[depth], costs.caching_ms[depth], costs.is_cached[depth]) == pytest.approx(expected)
-    assert copies or (np.diff(costs.step_ms + costs.caching_ms) >= -1e-12).all()

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from conftest import BATCH, CLASSES, make_small_model
+from small_networks import as_if_trained
 
 import models
 from elastic_trainer.datasets.batches import Batch
-from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
 from elastic_trainer.selection.pruning.rebuild import take_kept
@@ -42,20 +42,11 @@ def build(name, dropout=1e-9):
     """
     keras.utils.set_random_seed(0)
     weights = str(GLYPH_WEIGHTS) if name == "mobilenetv2" else "none"
-    small = name == "small"
-    model = make_small_model() if small else models.build_model(name, 32, CLASSES, weights, 0.35)
-    rng = np.random.default_rng(1)
+    model = make_small_model() if name == "small" else models.build_model(name, 32, CLASSES, weights, 0.35)
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = dropout
-        for variable in layer._trainable_variables + layer._non_trainable_variables:
-            if name == "mobilenetv2":
-                continue
-            if variable.name in ("gamma", "moving_variance"):
-                variable.assign(rng.uniform(0.5, 1.5, variable.shape))
-            elif variable.name in ("beta", "bias", "moving_mean"):
-                variable.assign(rng.normal(0, 0.3, variable.shape))
-    return model
+    return model if name == "mobilenetv2" else as_if_trained(model)
 
 
 def two_convolutions(reader_size, beta, filters=(6, 5)):
@@ -75,12 +66,6 @@ def two_convolutions(reader_size, beta, filters=(6, 5)):
 def scheme_of(model, threshold=EXACT, **more):
     """A scheme that removes single channels."""
     return PruneTrainScheme(model, Batches(model), threshold=threshold, multiple=1, **more)  # type: ignore[arg-type]
-
-
-def built_optimizer(model, name="sgd", rate=1e-2):
-    optimizer = make_optimizer(name, rate, 1e-3, 100)
-    optimizer.build(model.trainable_variables)
-    return optimizer
 
 
 def zero(variable, axis, indices):

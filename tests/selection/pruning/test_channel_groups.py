@@ -2,7 +2,8 @@
 
 import keras
 import numpy as np
-from pruning_networks import build, built_optimizer, scheme_of, zero
+from pruning_networks import build, scheme_of, zero
+from small_networks import built_optimizer
 
 from elastic_trainer.selection.pruning.channel_groups import ChannelGroups
 
@@ -12,7 +13,7 @@ def test_channel_is_removed_only_if_no_layer_reads_it():
     zero(model.get_layer("left").kernel, 2, [1, 2])
     zero(model.get_layer("head").kernel, 0, [1])  # reads the sum of left and right
     scheme = scheme_of(model)
-    smaller, _ = scheme.reconfigure(model, built_optimizer(model))
+    smaller, _ = scheme.reconfigure(model, built_optimizer("sgd", model))
     assert scheme.kept["stem/kernel"].tolist() == [0, 2, 3] and smaller.get_layer("stem").filters == 3
 
 
@@ -48,7 +49,7 @@ def test_channels_that_are_added_to_two_copies_of_others_are_removed_with_both()
     assert [len(numbers) for numbers in ChannelGroups(model).prunable().values()] == [2]
     zero(model.get_layer("head").kernel, 0, np.arange(18) * 2 + 1)
     scheme = scheme_of(model)
-    smaller, _ = scheme.reconfigure(model, built_optimizer(model))
+    smaller, _ = scheme.reconfigure(model, built_optimizer("sgd", model))
     assert [smaller.get_layer(name).filters for name in ("part", "both")] == [1, 2]
     images = np.random.default_rng(0).uniform(0, 255, (2, 3, 3, 3)).astype(np.float32)
     np.testing.assert_allclose(smaller(images), model(images), rtol=1e-4)

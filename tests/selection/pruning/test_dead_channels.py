@@ -10,13 +10,13 @@ from pruning_networks import (
     Batches,
     assert_same_logits,
     build,
-    built_optimizer,
     kill_readers,
     kill_writers,
     scheme_of,
     two_convolutions,
     zero,
 )
+from small_networks import built_optimizer
 
 from elastic_trainer.selection.pruning.scheme import PruneTrainScheme
 
@@ -24,7 +24,7 @@ from elastic_trainer.selection.pruning.scheme import PruneTrainScheme
 @pytest.mark.parametrize("depthwise", [True, False])
 def test_unwritten_channels_are_folded_without_changing_the_logits(depthwise):
     model = build("mobilenetv2")
-    data, optimizer = Batches(model), built_optimizer(model)
+    data, optimizer = Batches(model), built_optimizer("sgd", model)
     scheme = scheme_of(model)
     kill_writers(model, depthwise)
     smaller, _ = scheme.reconfigure(model, optimizer)
@@ -42,7 +42,7 @@ def test_unwritten_channels_are_folded_without_changing_the_logits(depthwise):
 def test_constant_channel_is_removed_unless_padding_mixes_zeros_with_it(reader_size, beta, removed):
     model = two_convolutions(reader_size, beta)
     zero(model.get_layer("first").kernel, 3, [1, 4])
-    data, optimizer = Batches(model), built_optimizer(model)
+    data, optimizer = Batches(model), built_optimizer("sgd", model)
     if beta < 0:  # otherwise every channel of this network would be dead
         model.get_layer("norm").beta.assign(np.where(np.isin(np.arange(6), [1, 4]), beta, 0.5))
     result = scheme_of(model).reconfigure(model, optimizer)
@@ -57,7 +57,7 @@ def test_group_of_dead_channels_keeps_one_channel():
     zero(model.get_layer("left").kernel, 2, slice(None))
     zero(model.get_layer("right").kernel, 2, slice(None))
     scheme = scheme_of(model)
-    smaller, _ = scheme.reconfigure(model, built_optimizer(model))
+    smaller, _ = scheme.reconfigure(model, built_optimizer("sgd", model))
     assert smaller.get_layer("stem").filters == 1
     images = Batches(model).batch[0]
     np.testing.assert_allclose(smaller(images), model(images), atol=1e-5)
@@ -65,7 +65,7 @@ def test_group_of_dead_channels_keeps_one_channel():
 
 def test_threshold_is_relative_to_the_median_contribution_at_the_first_removal():
     model = two_convolutions(reader_size=1, beta=0.5)
-    optimizer = built_optimizer(model)
+    optimizer = built_optimizer("sgd", model)
     writer, norm, reader = (model.get_layer(name) for name in ("first", "norm", "second"))
     writer.kernel.assign(np.ones(writer.kernel.shape))  # all channels are equal except for their scale
     norm.beta.assign(np.zeros(6))
@@ -90,7 +90,7 @@ def test_kept_counts_are_multiples_of_eight_and_contribute_most():
     model = two_convolutions(1, 0.5, (20, 24))
     scheme = PruneTrainScheme(model, Batches(model), threshold=EXACT)  # type: ignore[arg-type]
     killed = kill_readers(model)
-    scheme.reconfigure(model, built_optimizer(model))
+    scheme.reconfigure(model, built_optimizer("sgd", model))
     assert [*map(len, scheme.kept.values())] == [16, 24]
     for name, indices in killed.items():
         count, kept = scheme.full_counts[name], scheme.kept[name]
@@ -103,5 +103,5 @@ def test_network_without_dead_channels_is_not_rebuilt():
     for name in ("first", "second"):  # no channel is zero everywhere
         model.get_layer(name).kernel.assign(np.abs(model.get_layer(name).kernel.numpy()))
     scheme = scheme_of(model)
-    assert scheme.reconfigure(model, built_optimizer(model)) is None
+    assert scheme.reconfigure(model, built_optimizer("sgd", model)) is None
     assert scheme.channels() == (11, 11)

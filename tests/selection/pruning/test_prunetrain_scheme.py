@@ -6,11 +6,7 @@ import pytest
 import zoo
 from conftest import CLASSES, make_small_data
 from interrupted_runs import InterruptingData, PowerCut
-from pruning_networks import (
-    Batches,
-    build,
-    scheme_of,
-)
+from pruning_networks import Batches, build, scheme_of
 
 import models
 import train

@@ -12,12 +12,12 @@ from pruning_networks import (
     assert_same_logits,
     assert_survivors_equal,
     build,
-    built_optimizer,
     kept_of,
     kill_readers,
     kill_writers,
     scheme_of,
 )
+from small_networks import built_optimizer
 
 import models
 from elastic_trainer.engine.step import TrainStep
@@ -31,7 +31,7 @@ from elastic_trainer.timing.flops import count_flops
 @pytest.mark.parametrize("name", NETWORKS)
 def test_removing_unread_or_unwritten_channels_keeps_the_logits_and_the_next_step(name):
     model = build(name)
-    data, optimizer = Batches(model), built_optimizer(model)
+    data, optimizer = Batches(model), built_optimizer("sgd", model)
     scheme = scheme_of(model)
     killed = kill_readers(model)
     channels = ChannelGroups(model)
@@ -65,7 +65,7 @@ def test_removing_unread_or_unwritten_channels_keeps_the_logits_and_the_next_ste
 def test_custom_networks_keep_their_logits_or_are_refused(function):
     keras.utils.set_random_seed(0)
     model = models.build_model(f"{zoo.__file__}:{function.__name__}", 12, CLASSES)
-    data, optimizer = Batches(model), built_optimizer(model)
+    data, optimizer = Batches(model), built_optimizer("sgd", model)
     try:
         scheme = scheme_of(model)
     except UserError as error:
@@ -82,7 +82,7 @@ def test_custom_networks_keep_their_logits_or_are_refused(function):
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
     model = build("small")
-    data, optimizer = Batches(model), built_optimizer(model, name)
+    data, optimizer = Batches(model), built_optimizer(name, model)
     scheme = scheme_of(model)
     mask = np.ones(len(model.trainable_variables), bool)
     TrainStep(ImageClassification(model), optimizer, BATCH, mask)(*data.batch)
@@ -115,7 +115,7 @@ def test_rebuilt_optimizer_keeps_slots_step_counts_and_schedule(name):
 def test_rebuild_keeps_random_state_and_frozen_layers_can_be_saved_and_does_not_change_the_model(tmp_path):
     model = build("small", dropout=0.2)
     model.get_layer("stem").trainable = False
-    data, optimizer = Batches(model), built_optimizer(model)
+    data, optimizer = Batches(model), built_optimizer("sgd", model)
     scheme = scheme_of(model)
     for _ in range(3):
         model(data.batch[0], training=True)  # advances the random state
