@@ -5,7 +5,7 @@ A trace names its operations as the board's Keras did, `model/resnet50/conv1_con
 the forward pass or to the gradients, and its kind. An operation of the trace is therefore looked up by
 
     its exact name (for a trace of this same code)
-    else, from its layer upwards: its last name and type, its type, its last name, any operation of the layer
+    else, from its layer upwards: its last name and type, its last name or type, any operation of the layer
 
 and its time is divided among the operations found, in proportion to their FLOPs. The time of those that match none is
 counted and reported.
@@ -145,8 +145,13 @@ def _base(last: str) -> str:
 
 def _find(name: str, kind: str, path: list[str], candidates: _Candidates) -> list[str]:
     """The operations here that the operation `name` of a trace stands for; none if nothing fits."""
-    # A fused operation may have the name of the last of several, a transpose has that of what it was added for.
-    keys = [f"{path[-1]}:{kind}", general_type(kind).lower(), _base(path[-1])]
+    last, general = path[-1], general_type(kind)
+    if name != strip_layout(name):  # a transpose added for the operation it is named after
+        keys = [_base(last)]
+    elif general != kind:  # its name may be that of the last of several
+        keys = [general.lower(), _base(last)]
+    else:
+        keys = [f"{last}:{kind}", _base(last), kind.lower()]
     scopes = [_joined(path[:length]) for length in range(len(path) - 1, 0, -1)]
     directions = [GRADIENTS] if name.startswith(f"{GRADIENTS}/") else ["forward"]
     if "/" not in name:  # sums of several gradients, `AddN`, stand outside all scopes
