@@ -12,7 +12,7 @@ from PIL import Image
 from small_images import write_noise
 
 from elastic_trainer.board.export import RECORD
-from elastic_trainer.cli.commands import parse_evaluation, parse_training
+from elastic_trainer.cli.commands import parse_main, parse_training
 from elastic_trainer.evaluation.predictions import predict
 from elastic_trainer.runs.reader import read_run
 from elastic_trainer.system.errors import Stopped, UserError
@@ -128,25 +128,25 @@ def own_networks(photos):
 
 def test_a_network_in_its_file_is_evaluated_as_it_was_trained_also_without_its_source(photos, own_networks):
     run = train(photos, "--model_name", f"{own_networks}:branches", "--save_model")
-    expected = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[0]
+    expected = load_to_evaluate(parse_main(["--evaluate", str(run)]))[0]
     edit(own_networks, "1 / 127.5", "1 / 255")
     images = np.random.default_rng(0).uniform(0, 255, (4, 12, 12, 3))
     for remove in (False, True):
         if remove:
             own_networks.unlink()
-        found = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[0]
+        found = load_to_evaluate(parse_main(["--evaluate", str(run)]))[0]
         np.testing.assert_array_equal(found(images), expected(images))
 
 
 def test_evaluating_on_other_classes_is_refused_and_on_other_photos_is_not(photos, trained):
     replace_the_test_photos(photos)
     words = ["--evaluate", str(trained), "--data_dir", str(photos)]
-    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
+    assert load_to_evaluate(parse_main(words))[1].test_count == 9
 
     def check_refused(name):
         message = rf"--data_dir .*/test: class '{name}' is not among ant, bee, cat"
         with pytest.raises(UserError, match=message):
-            load_to_evaluate(parse_evaluation(words))
+            load_to_evaluate(parse_main(words))
 
     more = shutil.copytree(photos / "test" / "ant", photos / "test" / "wasp")
     check_refused("wasp")
@@ -212,7 +212,7 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
         return
     exported = json.loads((run / "export.json").read_text())
     assert exported["test_images"] == 9 and exported["keras"]["accuracy"] == pytest.approx(summary["test_accuracy"])
-    model, images = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))
+    model, images = load_to_evaluate(parse_main(["--evaluate", str(run)]))
     assert images.test_count == 9 and f"tested in {photos}/test: 9 images" in capsys.readouterr().out
     predictions = predict(model, images)
     assert predictions.accuracy == pytest.approx(summary["test_accuracy"])
@@ -233,8 +233,8 @@ def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_tra
     for name in ("ant", "bee", "cat"):
         shutil.copytree(photos / "train" / name, together / name)
     run = train(together, "--save_model", "--test_fraction", 0.4)
-    own = load_to_evaluate(parse_evaluation(["--evaluate", str(run)]))[1]
+    own = load_to_evaluate(parse_main(["--evaluate", str(run)]))[1]
     config = json.loads((run / "config.json").read_text())
     assert own.record()["test_images"] == config["images"]["test_images"]
     words = ["--evaluate", str(run), "--data_dir", str(photos / "test")]
-    assert load_to_evaluate(parse_evaluation(words))[1].test_count == 9
+    assert load_to_evaluate(parse_main(words))[1].test_count == 9

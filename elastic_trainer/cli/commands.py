@@ -17,7 +17,7 @@ from typing import Any
 from elastic_trainer.cli.checks import check, check_names, is_elastic, is_for_board, without_effect
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.datasets.named import DATASETS
-from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, is_run, read_config, read_settings, read_summary
+from elastic_trainer.runs.reader import METRICS, SUMMARY, is_finished, is_run, read_settings, read_summary
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import (
     ALL_FLAGS,
@@ -28,7 +28,6 @@ from elastic_trainer.settings import (
     RATE_BATCH,
     TRAINED_IMAGES,
     TRAINING,
-    Evaluation,
     ProfileSettings,
     Settings,
 )
@@ -68,14 +67,14 @@ def profiler_parser() -> OneLineParser:
     return parser
 
 
-def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
+def parse_main(words: Sequence[str] | None = None) -> Settings:
     """The command line of main.py, by default that of the process. Prints warnings of flags that have no effect.
 
     Raises `UserError` for wrong flags.
     """
     given = _given(sys.argv[1:] if words is None else words)
     if "evaluate" in given:
-        return _evaluation(given)
+        return to_evaluate(given)
     settings = _training(given)
     for line in without_effect(given, settings):
         print(f"{Path(sys.argv[0]).name}: warning: {line}", file=sys.stderr)
@@ -85,11 +84,6 @@ def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
 def parse_training(words: Sequence[str]) -> Settings:
     """A command line of main.py that trains: a new run, or one to resume. Raises `UserError` for wrong flags."""
     return _training(_given(words))
-
-
-def parse_evaluation(words: Sequence[str]) -> Evaluation:
-    """A command line of main.py with `--evaluate`. Raises `UserError` for flags that cannot be combined with it."""
-    return _evaluation(_given(words))
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
@@ -249,8 +243,11 @@ def _new_schedule(folder: Path, settings: Settings, given: Mapping[str, Any]) ->
     return {"num_epochs": epochs, "deadline": deadline, "max_steps": None, **start}
 
 
-def _evaluation(given: Mapping[str, Any]) -> Evaluation:
-    """Flags that are not given come from the run of the model."""
+def to_evaluate(given: Mapping[str, Any]) -> Settings:
+    """Settings of an evaluation; flags that are not given come from the run of the model.
+
+    Raises `UserError` for flags that cannot be combined with `--evaluate`.
+    """
     unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
         raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")
@@ -268,22 +265,27 @@ def _evaluation(given: Mapping[str, Any]) -> Evaluation:
             f"--test_fraction {given['test_fraction']:g}: --evaluate tests a run on all images that it was not trained "
             "on; leave it out"
         )
-    source = given.get("model_name", values.get("model_name", ""))
-    if "model_name" in given and ".py:" not in source:
+    source = given.get("model_name")
+    if source is not None and ".py:" not in source:
         raise UserError(
             f"--model_name {source}: --evaluate takes the network from its file; leave it out "
             "(FILE.py:FUNCTION may be given, for a network with custom layers)"
         )
-    sizes = {"input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
-    settings = Settings(**{**sizes, **values, **given, "augment": "none"})
+    unknown = {"model_name": "", "input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
+    settings = Settings(**{**unknown, **values, **given, "augment": "none", "evaluate": model})
     if is_for_board(settings):
         instead = f"cannot be combined with --evaluate; give --weights {model.parent} instead"
         raise UserError(f"--export {settings.export}: {instead}")
-    folder, names = settings.logdir / f"evaluated_{model.stem}", None
-    if run is not None:
-        folder = model.parent if model.stem == "best" else model.parent / model.stem
-        names = (read_config(model.parent).get("images") or {}).get("class_names")
-    return Evaluation(settings, model, folder, source if ".py:" in source else None, names)
+    return settings
+
+
+def results_folder(settings: Settings) -> Path:
+    """The folder for the results of `--evaluate`: that of the model's run, or one under `logdir`."""
+    model = settings.evaluate
+    assert model is not None, "--evaluate"
+    if not is_run(model.parent):
+        return settings.logdir / f"evaluated_{model.stem}"
+    return model.parent if model.name == BEST_MODEL else model.parent / model.stem
 
 
 def _model_file(path: Path) -> Path:

@@ -49,11 +49,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return read_record(folder / SUMMARY)
 
 
-def config_of_model(model: Path) -> dict[str, Any]:
-    """config.json of the run that trained a model, given its folder, or the last or best model in it; else empty."""
+def trained_classes(model: Path) -> list[str] | None:
+    """Names of the classes, in the order of the outputs, that a model was trained on: a run's folder, or the last or
+    best model in it; None if that is not known."""
     folder = model if model.is_dir() else model.parent
     is_its_own = model.is_dir() or model.name in (BEST_MODEL, LAST_MODEL)
-    return read_config(folder) if is_its_own and is_run(folder) else {}
+    config = read_config(folder) if is_its_own and is_run(folder) else {}
+    return (config.get("images") or {}).get("class_names")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -67,6 +67,7 @@ class Settings:
     Attributes:
         num_classes: outputs of the head; those of the data set in main.py.
         resume: continue the run of this name, if there is one.
+        evaluate: the .keras file to test. `input_size` is None if neither the command line nor its run says it.
         gradient_clipping: bound of each gradient's norm but the head's, as a share of the norm of its weights (adaptive
             gradient clipping, with sgd); 0: no bound. See `engine.optimizers`.
         warmup: share of the steps in which the learning rate of sgd rises to its highest value.
@@ -217,17 +218,6 @@ class ProfileSettings:
         "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
         "and measure nothing here"))
 # fmt: on
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: `main.py --evaluate`."""
-
-    settings: Settings  # `input_size` and `num_classes` are None if neither the command line nor the run says them
-    model: Path  # the .keras file
-    folder: Path  # for the results
-    network: str | None  # the user's function that builds the network, where Keras cannot load it without
-    class_names: list[str] | None  # that the model was trained on, in the order of its outputs
 
 
 # Complete: what one does not name is the paper's. `commands` takes `paper` for trainings that have no other (Adam and
