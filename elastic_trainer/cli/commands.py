@@ -28,7 +28,6 @@ from elastic_trainer.settings import (
     RATE_BATCH,
     TRAINED_IMAGES,
     TRAINING,
-    ProfileSettings,
     Settings,
 )
 from elastic_trainer.settings.flags import OneLineParser, as_words, duration_text, parse_bool
@@ -100,14 +99,9 @@ def _training(given: Mapping[str, Any]) -> Settings:
     return _resumed(settings.folder, given) if settings.resume and is_run(settings.folder) else settings
 
 
-def parse_profiler(words: Sequence[str] | None = None) -> tuple[Settings, ProfileSettings]:
+def parse_profiler(words: Sequence[str] | None = None) -> Settings:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
-    given = profiler_parser().given(words)
-    profile = ProfileSettings(**{name: given.pop(name) for name in vars(ProfileSettings()) if name in given})
-    path = profile.from_trace
-    if path is not None and not path.is_file():
-        raise UserError(f"--from_trace {path}: no such file; give a *.xplane.pb written by tf.profiler")
-    return to_profile(given), profile
+    return to_profile(profiler_parser().given(words))
 
 
 def to_profile(given: Mapping[str, Any]) -> Settings:

@@ -17,6 +17,7 @@ from elastic_trainer.settings.flags import (
     Flag,
     count,
     duration,
+    existing_file,
     flag,
     flags_of,
     folder,
@@ -113,6 +114,12 @@ class Settings:
     logdir: Path = flag(Path("logs"), NETWORK, folder, "DIR", "folder of the runs and the timing tables",
         is_free=True, evaluate="given")
 
+    seconds: float = flag(110.0, PROFILE, number(0, 86_400), "SECONDS", (
+        "time for measuring steps; at least five rounds are measured"))
+    from_trace: Path | None = flag(None, PROFILE, existing_file, "FILE", (
+        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
+        "and measure nothing here"))
+
     train_type: str = flag("elastic_training", TRAINED, str, "SCHEME", "the scheme, see [Schemes](#schemes): {names}")
     trained_layers: int = flag(1, TRAINED, count, "N", (
         "for `last_layers_training`: number of layers, counted from the output, that are trained"))
@@ -208,18 +215,7 @@ class Settings:
         return {name: value if isinstance(value, plain) else str(value) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """How a network is profiled."""
-
-    seconds: float | None = flag(None, PROFILE, number(0, 86_400), "SECONDS", (
-        "time for measuring steps; at least five rounds are measured"), "110")
-    from_trace: Path | None = flag(None, PROFILE, Path, "FILE", (
-        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
-        "and measure nothing here"))
 # fmt: on
-
-
 # Complete: what one does not name is the paper's. `commands` takes `paper` for trainings that have no other (Adam and
 # PruneTrain), see `TRAINING`.
 PRESETS: dict[str, Settings] = {
@@ -266,10 +262,7 @@ TRAINING = (
 )
 ALL_FLAGS: dict[str, Flag] = flags_of(Settings)
 MAIN_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section != PROFILE}
-PROFILER_FLAGS = {
-    **{name: one for name, one in ALL_FLAGS.items() if one.section in (NETWORK, PROFILE)},
-    **flags_of(ProfileSettings),
-}
+PROFILER_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section in (NETWORK, PROFILE)}
 
 
 def preset_table(runs: Mapping[str, Settings]) -> list[list[str]]:
