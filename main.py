@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.checks import is_for_board
@@ -170,20 +170,10 @@ def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, fol
         )
     model = load_best(model, best, trainer.training.model is not model, "--export")
     seconds = (settings.deadline or math.inf) - trainer.history.clocks.elapsed()
-    print(_exported(settings.export, model, dataset, best, seconds, trainer.data))
-
-
-def _exported(
-    name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf, trained: Any = None
-) -> str:
-    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
-
-    `trained` are the images that trained it, if they are read.
-    """
     try:
-        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds, trained)
+        print(EXPORTERS[settings.export].export(model, dataset, folder, str(best), seconds, trainer.data))
     except KeyboardInterrupt:
-        again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
+        again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(folder)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
 
 
@@ -210,29 +200,16 @@ def load_to_evaluate(settings: Settings) -> tuple[keras.Model, ImageData]:
     return loading.load_to_evaluate(settings, path, trained_classes(path), models.build_model, data.load)
 
 
-# --- finished runs, and results after training ------------------------------------------------------------------------
-
-
 def _finish_again(settings: Settings, folder: Path) -> None:
-    """Write results of the finished run in `folder` that may be missing, and print what it came to."""
-    summary = read_summary(folder)
+    """Evaluate the finished run in `folder` if it lacks its export, as after Ctrl-C in it; print what it came to."""
+    export = settings.export
     try:
-        _export_again(settings, folder, summary.get("wall_seconds"))
+        if export is not None and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].file).exists():
+            load_tensorflow()
+            evaluate(to_evaluate({"evaluate": folder, "export": export, "data_dir": settings.data_dir}))
     finally:
         print(end=f"{folder} is finished: ")
         _report(folder, settings.deadline)
-
-
-def _export_again(settings: Settings, folder: Path, seconds: float | None) -> None:
-    """Write the export that a finished run lacks, as one that was stopped in it; the run has taken `seconds` so far."""
-    best, export = folder / BEST_MODEL, settings.export
-    if export is None or not best.is_file() or (folder / EXPORTERS[export].file).exists():
-        return
-    load_tensorflow()
-    model, dataset = load_to_evaluate(to_evaluate({"evaluate": folder, "data_dir": settings.data_dir}))
-    print(_exported(export, model, dataset, best))
-    if seconds is not None:
-        update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
 
 
 def _report(folder: Path, deadline: float | None) -> None:
