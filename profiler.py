@@ -112,20 +112,19 @@ def main() -> None:
     from elastic_trainer.selection.plan import plan_lines
 
     path = settings.from_trace
-    trace = read_trace(path) if path else None
     settings = replace(settings, num_classes=settings.num_classes or len(class_names(settings)))
     model = models.build(settings)
     folder = table_folder(settings, path)
-    if trace and path:
-        table = table_of_trace(idle_training(model, settings), trace, path.name)
-    else:
+    if path is None:
         table = _measured_table(model, settings, folder)
+    else:
+        table = table_of_trace(idle_training(model, settings), read_trace(path), path.name)
     save_table(table, settings, folder)
     draw_table(table, settings, folder / "timing")
-    if trace and path:
-        print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))
-    if trace:
+    if path is not None:
+        steps, planes = table.details["traced_steps"], ", ".join(table.details["planes"])
+        print(f"{path.name}: {steps} complete iterations on {planes}")
         print("selections with equal importance of all tensors:")
         print("\n".join(plan_lines(table, head_mask(model), np.ones(len(table.names)))))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
