@@ -1,7 +1,6 @@
-"""A name is one entry of a plain dictionary, and a flag one field: one of each is added from outside, and used."""
+"""A name is one entry of a plain dictionary: one of each is added from outside, and used."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from unittest.mock import patch
 
 import numpy as np
@@ -27,7 +26,6 @@ from elastic_trainer.selection.named import IMPORTANCES, SCHEMES, SchemeEntry, e
 from elastic_trainer.selection.schemes import FixedScheme
 from elastic_trainer.selection.select import select_upper_part
 from elastic_trainer.settings import MAIN_FLAGS, PRESETS, Settings
-from elastic_trainer.settings.flags import OneLineParser, flag, flags_of, share, switch
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
 
@@ -154,21 +152,6 @@ def test_a_scheme_that_is_not_known_is_one_line_that_names_the_flag_and_the_know
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_field_of_a_dataclass_is_the_flag():
-    @dataclass(frozen=True)
-    class More:
-        amount: float = flag(0.5, "More", share, "SHARE", "an [amount](page.md) of `x`")
-        is_on: bool = switch("More", "a switch")
-
-    parser = OneLineParser(prog="more.py")
-    parser.add(flags_of(More), {})
-    assert parser.given([]) == {} and More() == More(0.5, False)
-    assert More(**parser.given(["--amount", "0.25", "--is_on"])) == More(0.25, True)
-    assert "an amount of x (default: 0.5)" in parser.format_help()
-    with pytest.raises(UserError, match=r"--amount: .* not '2'"):
-        parser.parse_args(["--amount", "2"])
 
 
 def test_presets_are_complete_and_every_flag_is_in_help():

@@ -30,14 +30,6 @@ def _has_own_weights(run: Settings) -> bool:
     return is_own and (run.weights == "imagenet" or run.model_name.endswith(".keras"))
 
 
-def check_data_flags(given: Mapping[str, Any], settings: Settings) -> None:
-    """Raise `UserError` for a flag that is given and that the data set does not take."""
-    for flag in ("data_dir", "test_fraction"):
-        if given.get(flag) and flag not in DATASETS[settings.dataset_name].flags:
-            names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
-            raise UserError(f"--{flag}: works only with --dataset_name {names}, not {settings.dataset_name}")
-
-
 def check_names(settings: Settings, names: Mapping[str, Collection[str]]) -> None:
     """Raise `UserError` for a name in a record that this program does not know: another one may have added it."""
     for flag, known in names.items():
@@ -97,8 +89,11 @@ USED: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
 
 
 def check(given: Mapping[str, Any], settings: Settings) -> None:
-    """Raise `UserError` for the first flag that is given and that others exclude."""
-    check_data_flags(given, settings)
+    """Raise `UserError` for the first flag that is given and that others, or the data set, exclude."""
+    for flag in ("data_dir", "test_fraction"):
+        if given.get(flag) and flag not in DATASETS[settings.dataset_name].flags:
+            names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
+            raise UserError(f"--{flag}: works only with --dataset_name {names}, not {settings.dataset_name}")
     for flag, is_excluded, why in EXCLUDED:
         if given.get(flag) and is_excluded(settings):
             raise UserError(f"--{flag}: {why.format(**vars(settings))}")

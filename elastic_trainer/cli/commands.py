@@ -86,7 +86,7 @@ def parse_training(words: Sequence[str]) -> Settings:
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
-    given = main_parser().given(words)
+    given = vars(main_parser().parse_args(words))
     if given.pop("save_txt"):
         print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
     return given
@@ -101,7 +101,7 @@ def _training(given: Mapping[str, Any]) -> Settings:
 
 def parse_profiler(words: Sequence[str] | None = None) -> Settings:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
-    return to_profile(profiler_parser().given(words))
+    return to_profile(vars(profiler_parser().parse_args(words)))
 
 
 def to_profile(given: Mapping[str, Any]) -> Settings:
@@ -147,17 +147,12 @@ def complete(given: Mapping[str, Any]) -> Settings:
             changed["num_epochs"] = DEADLINE_EPOCHS
         settings = replace(settings, **changed)
     check(given, settings)
-    return _chosen(given, settings)
-
-
-def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
-    """Settings that depend on what the run does."""
-    changed: dict[str, Any] = {"save_model": _saves_model(given, settings)}
+    more: dict[str, Any] = {"save_model": _saves_model(given, settings)}
     if settings.deterministic:
-        changed["validation_share"] = 1.0  # else the clock decides
-    if not SCHEMES[settings.train_type].is_elastic:
-        changed["rho"] = None
-    return replace(settings, **changed)
+        more["validation_share"] = 1.0  # else the clock decides
+    if not is_elastic(settings):
+        more["rho"] = None
+    return replace(settings, **more)
 
 
 def _saves_model(given: Mapping[str, Any], settings: Settings) -> bool:
@@ -251,7 +246,6 @@ def to_evaluate(given: Mapping[str, Any]) -> Settings:
     if run is not None:
         check_names(run, {"dataset_name": DATASETS})
         values = {name: getattr(run, name) for name in _FROM_RUN}
-    preset = PRESETS[DATASETS[{**values, **given}.get("dataset_name", Settings.dataset_name)].preset]
     if run is not None and given.get("dataset_name", run.dataset_name) != run.dataset_name:
         values["data_dir"] = None  # it belongs to the run's data set
     if "test_fraction" in given and (model.parent / TRAINED_IMAGES).is_file():
@@ -265,7 +259,7 @@ def to_evaluate(given: Mapping[str, Any]) -> Settings:
             f"--model_name {source}: --evaluate takes the network from its file; leave it out "
             "(FILE.py:FUNCTION may be given, for a network with custom layers)"
         )
-    unknown = {"model_name": "", "input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
+    unknown = {"model_name": "", "input_size": None}
     settings = Settings(**{**unknown, **values, **given, "augment": "none", "evaluate": model})
     if is_for_board(settings):
         instead = f"cannot be combined with --evaluate; give --weights {model.parent} instead"

@@ -27,7 +27,7 @@ from elastic_trainer.settings.flags import (
     parse_bool,
     rate,
     share,
-    switch,
+    value_text,
     whole_number,
 )
 from elastic_trainer.settings.network_names import known_network, known_weights
@@ -129,7 +129,7 @@ class Settings:
     learning_rate: float = flag(1e-4, TRAINED, rate, "RATE", (
         "highest learning rate. The preset `photos` takes 0.02 for 32 images a step, in proportion for fewer"))
     weight_decay: float = flag(5e-4, TRAINED, number(0, 100), "RATE", "per unit of learning rate; `sgd` only")
-    deterministic: bool = switch(TRAINED, (
+    deterministic: bool = flag(False, TRAINED, parse_bool, "True|False", (
         "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs). The budget is "
         "not [corrected](time_budget.md#how-the-budget-is-corrected) by the speed of the device"))
 
@@ -152,7 +152,7 @@ class Settings:
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
         "and takes time. The preset `photos` does so where memory is little; `--export board` takes parts of 8"),
         "the batch at once", is_free=True)
-    plan: bool = switch(BUDGET, (
+    plan: bool = flag(False, BUDGET, parse_bool, "True|False", (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
         "memory, at `--rho` and at others; for elastic schemes"), is_free=True)
 
@@ -198,11 +198,6 @@ class Settings:
     def folder(self) -> Path:
         """The folder of this name; a new run appends -2, -3, … if it exists (see `runs.folder`)."""
         return self.logdir / self.run_name
-
-    @property
-    def cache_dir(self) -> Path:
-        """Folder for decoded images that do not fit into memory."""
-        return self.logdir / "images"
 
     @property
     def clips_gradients(self) -> bool:
@@ -268,9 +263,6 @@ PROFILER_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section in
 def preset_table(runs: Mapping[str, Settings]) -> list[list[str]]:
     """The settings, by name, in which the presets differ, of these runs and presets: rows of text, the head first."""
     names = [name for name in vars(Settings()) if len({repr(getattr(one, name)) for one in PRESETS.values()}) > 1]
-    rows = [[name, *(_shown(getattr(one, name)) for one in runs.values())] for name in names if name != "preset"]
-    return [["setting", *runs], *rows]
-
-
-def _shown(value: Any) -> str:
-    return "the run chooses" if value is None else f"{value:g}" if type(value) in (int, float) else str(value)
+    chosen = "the run chooses"
+    rows = [[name, *(value_text(getattr(one, name)) or chosen for one in runs.values())] for name in names]
+    return [["setting", *runs], *([cell.strip("`") for cell in row] for row in rows if row[0] != "preset")]
