@@ -14,7 +14,7 @@ import data
 import train
 from elastic_trainer import Trainer
 from elastic_trainer.cli.checks import without_effect
-from elastic_trainer.cli.commands import main_parser, parse_training
+from elastic_trainer.cli.commands import parse_training, parser_of
 from elastic_trainer.datasets.images import ImageFiles
 from elastic_trainer.datasets.named import DATASETS, DatasetEntry, class_names
 from elastic_trainer.datasets.sources import DataSource
@@ -156,5 +156,5 @@ def test_a_scheme_that_is_not_known_is_one_line_that_names_the_flag_and_the_know
 
 def test_presets_are_complete_and_every_flag_is_in_help():
     assert all(isinstance(preset, Settings) and preset.preset == name for name, preset in PRESETS.items())
-    text = main_parser().format_help()
+    text = parser_of("main.py").format_help()
     assert all(f"--{name} " in text for name in MAIN_FLAGS) and len(MAIN_FLAGS) <= 33

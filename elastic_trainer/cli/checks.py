@@ -82,7 +82,7 @@ USED: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
     (("rho", "interval", "importance_batches"), is_elastic, "elastic schemes"),
     (
         ("importance_batches",),
-        lambda run: SCHEMES[run.train_type].importance not in (None, "weight_magnitude"),
+        lambda run: not is_elastic(run) or SCHEMES[run.train_type].importance not in (None, "weight_magnitude"),
         "schemes that measure importance on images",
     ),
 )
@@ -101,12 +101,11 @@ def check(given: Mapping[str, Any], settings: Settings) -> None:
 
 def without_effect(given: Mapping[str, Any], settings: Settings) -> list[str]:
     """A line for each kind of runs for which alone some of the `given` flags have an effect, which this one is not."""
-    found, seen = list[str](), set[str]()
     is_here = not isinstance(given.get("resume"), Path)
     kinds = [*USED, (("logdir", "run_name"), lambda _: is_here, "runs that --resume DIR does not name")]
+    found = []
     for flags, has_effect, runs in kinds:
-        unused = [flag for flag in flags if flag in given and flag not in seen]
+        unused = [f"--{flag}" for flag in flags if flag in given]
         if unused and not has_effect(settings):
-            seen |= {*unused}
-            found.append(f"{', '.join(f'--{flag}' for flag in unused)}: no effect here, only for {runs}")
+            found.append(f"{', '.join(unused)}: no effect here, only for {runs}")
     return found

@@ -46,23 +46,18 @@ _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "
 EPILOG = "The defaults are those of the preset paper. docs/flags.md explains more."
 
 
-def main_parser() -> OneLineParser:
-    """The flags of main.py."""
-    description = "Train one network under one scheme."
-    parser = OneLineParser({"profiler.py": PROFILER_FLAGS}, prog="main.py", description=description, epilog=EPILOG)
-    parser.add(MAIN_FLAGS, NAMES)
-    text = "of the paper's scripts: a line says where the text is, which is always written"
-    parser.add_argument(
-        "--save_txt", type=parse_bool, nargs="?", const=True, default=False, metavar="True|False", help=text
-    )
-    return parser
+_COMMANDS = {
+    "main.py": ("Train one network under one scheme.", MAIN_FLAGS),
+    "profiler.py": ("Measure what each tensor of a network costs to train.", PROFILER_FLAGS),
+}
 
 
-def profiler_parser() -> OneLineParser:
-    """The flags of profiler.py."""
-    description = "Measure what each tensor of a network costs to train."
-    parser = OneLineParser({"main.py": MAIN_FLAGS}, prog="profiler.py", description=description, epilog=EPILOG)
-    parser.add(PROFILER_FLAGS, NAMES)
+def parser_of(command: str) -> OneLineParser:
+    """The flags of main.py or profiler.py."""
+    description, flags = _COMMANDS[command]
+    others = {name: known for name, (_, known) in _COMMANDS.items() if name != command}
+    parser = OneLineParser(others, prog=command, description=description, epilog=EPILOG)
+    parser.add(flags, NAMES)
     return parser
 
 
@@ -86,7 +81,10 @@ def parse_training(words: Sequence[str]) -> Settings:
 
 
 def _given(words: Sequence[str]) -> dict[str, Any]:
-    given = vars(main_parser().parse_args(words))
+    parser = parser_of("main.py")
+    text = "of the paper's scripts: a line says where the text is, which is always written"
+    parser.add_argument("--save_txt", type=parse_bool, nargs="?", const=True, metavar="True|False", help=text)
+    given = vars(parser.parse_args(words))
     if given.pop("save_txt"):
         print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
     return given
@@ -101,7 +99,7 @@ def _training(given: Mapping[str, Any]) -> Settings:
 
 def parse_profiler(words: Sequence[str] | None = None) -> Settings:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
-    return to_profile(vars(profiler_parser().parse_args(words)))
+    return to_profile(vars(parser_of("profiler.py").parse_args(words)))
 
 
 def to_profile(given: Mapping[str, Any]) -> Settings:
