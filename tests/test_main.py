@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zoo
-from PIL import Image
 from small_images import write_noise
 
 from elastic_trainer.board.export import RECORD
@@ -87,9 +86,7 @@ def add_a_class(photos):
 
 
 def replace_the_test_photos(photos):
-    noise = np.random.default_rng(1)
-    for path in (photos / "test").glob("*/*"):
-        Image.fromarray(noise.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(path)
+    write_noise(photos, seed=1, test=3)
 
 
 @pytest.mark.parametrize(
@@ -177,19 +174,9 @@ def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos,
     assert "TensorFlow Lite" not in capsys.readouterr().out
 
 
-def write_validation_photos(photos, name):
-    noise = np.random.default_rng(2)
-    for label in ("ant", "bee", "cat"):
-        (photos / name / label).mkdir(parents=True)
-        for k in range(2):
-            Image.fromarray(noise.integers(0, 256, (12, 12, 3), dtype=np.uint8)).save(
-                photos / name / label / f"{k}.png"
-            )
-
-
 @pytest.mark.parametrize("saves", [True, False])
 def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_the_end(photos, saves, capsys):
-    write_validation_photos(photos, "valid")
+    write_noise(photos, seed=2, valid=2)
     export = ["--export", "tflite"] if saves else []
     run = train(photos, "--save_model", saves, "--max_steps", 6, "--learning_rate", 0.5, *export)
     printed = capsys.readouterr().out
