@@ -44,8 +44,6 @@ DEADLINE_EPOCHS = 1000  # at most, of a run that its deadline ends
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
 EPILOG = "The defaults are those of the preset paper. docs/flags.md explains more."
-
-
 _COMMANDS = {
     "main.py": ("Train one network under one scheme.", MAIN_FLAGS),
     "profiler.py": ("Measure what each tensor of a network costs to train.", PROFILER_FLAGS),
@@ -66,7 +64,7 @@ def parse_main(words: Sequence[str] | None = None) -> Settings:
 
     Raises `UserError` for wrong flags.
     """
-    given = _given(sys.argv[1:] if words is None else words)
+    given = _given(words)
     if "evaluate" in given:
         return to_evaluate(given)
     settings = _training(given)
@@ -80,7 +78,7 @@ def parse_training(words: Sequence[str]) -> Settings:
     return _training(_given(words))
 
 
-def _given(words: Sequence[str]) -> dict[str, Any]:
+def _given(words: Sequence[str] | None) -> dict[str, Any]:
     parser = parser_of("main.py")
     text = "of the paper's scripts: a line says where the text is, which is always written"
     parser.add_argument("--save_txt", type=parse_bool, nargs="?", const=True, metavar="True|False", help=text)
