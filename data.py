@@ -42,7 +42,7 @@ def load(settings: Settings, kept_mb: float | None = None, source: DataSource | 
     for note in source.notes:
         print(printable(note))
     start, count = time.perf_counter(), source.train.count + source.test.count
-    (train, test), broken = read([source.train, source.test], settings.input_size, settings.cache_dir, kept_mb)
+    (train, test), broken = read([source.train, source.test], settings.input_size, settings.logdir / "images", kept_mb)
     seconds = (time.perf_counter() - start) / max(count, 1)
     if broken:
         print(f"skipped (unreadable): {len(broken)} of {count} files; the first: {broken[0]}")

@@ -14,17 +14,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.checks import is_for_board
-from elastic_trainer.cli.commands import parse_evaluation, parse_main
+from elastic_trainer.cli.commands import parse_main, results_folder, to_evaluate
 from elastic_trainer.cli.exporters import EXPORTERS
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.runs.folder import run_folder
-from elastic_trainer.runs.reader import goes_on, is_finished, read_summary
+from elastic_trainer.runs.reader import goes_on, is_finished, read_summary, trained_classes
 from elastic_trainer.runs.summary import result_lines, update_summary
-from elastic_trainer.settings import BEST_MODEL, PRESETS, Evaluation, Settings, preset_table
+from elastic_trainer.settings import BEST_MODEL, PRESETS, Settings, preset_table
 from elastic_trainer.settings.network_names import is_custom_model
 from elastic_trainer.system.errors import Stopped, UserError
 from elastic_trainer.system.machine import load_tensorflow, seconds_since_start
@@ -41,11 +41,11 @@ def main() -> None:
     """Run the command line. Raises `UserError` for mistakes that the user can fix."""
     start = time.perf_counter() - (seconds_since_start() or 0.0)
     settings = parse_main()
-    if isinstance(settings, Evaluation):
+    if settings.evaluate is None:
+        train_run(settings, start)
+    else:
         load_tensorflow()
         evaluate(settings)
-    else:
-        train_run(settings, start)
 
 
 def train_run(settings: Settings, start: float | None = None) -> None:
@@ -172,68 +172,46 @@ def _export_best(settings: Settings, model: keras.Model, dataset: ImageData, fol
         )
     model = load_best(model, best, trainer.training.model is not model, "--export")
     seconds = (settings.deadline or math.inf) - trainer.history.clocks.elapsed()
-    print(_exported(settings.export, model, dataset, best, seconds, trainer.data))
-
-
-def _exported(
-    name: str, model: keras.Model, dataset: ImageData, best: Path, seconds: float = math.inf, trained: Any = None
-) -> str:
-    """Write the best model of a finished run in the format `name`, `seconds` before a deadline; the text to print.
-
-    `trained` are the images that trained it, if they are read.
-    """
     try:
-        return EXPORTERS[name].export(model, dataset, best.parent, str(best), seconds, trained)
+        print(EXPORTERS[settings.export].export(model, dataset, folder, str(best), seconds, trainer.data))
     except KeyboardInterrupt:
-        again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(best.parent)])}"
+        again = f"{best} is complete; to export it: {shlex.join(['python', 'main.py', '--resume', str(folder)])}"
         raise Stopped(signal.SIGINT, f"stopped in the export; {again}") from None
 
 
-def evaluate(evaluation: Evaluation) -> None:
+def evaluate(settings: Settings) -> None:
     """Report the results of a model for each class, and export it if `--export` is given."""
     from elastic_trainer.evaluation.class_report import report
 
-    model, dataset = load_to_evaluate(evaluation)
-    print(f"{evaluation.model} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
-    print(report(evaluation, model, dataset))
-    name = evaluation.settings.export
-    if name is not None:
-        print(EXPORTERS[name].export(model, dataset, evaluation.folder, str(evaluation.model)))
+    model, dataset = load_to_evaluate(settings)
+    folder = results_folder(settings)
+    print(f"{settings.evaluate} on {dataset.name}: {dataset.test_count} test images, {dataset.num_classes} classes")
+    print(report(settings, model, dataset, folder / "evaluation"))
+    if settings.export is not None:
+        print(EXPORTERS[settings.export].export(model, dataset, folder, str(settings.evaluate)))
 
 
-def load_to_evaluate(evaluation: Evaluation) -> tuple[keras.Model, ImageData]:
-    """The model to evaluate and its data set."""
+def load_to_evaluate(settings: Settings) -> tuple[keras.Model, ImageData]:
+    """The model of `--evaluate` and its data set."""
     import data
     import models
     from elastic_trainer.evaluation import loading
 
-    return loading.load_to_evaluate(evaluation, models.build_model, data.load)
-
-
-# --- finished runs, and results after training ------------------------------------------------------------------------
+    path = settings.evaluate
+    assert path is not None, "--evaluate"
+    return loading.load_to_evaluate(settings, path, trained_classes(path), models.build_model, data.load)
 
 
 def _finish_again(settings: Settings, folder: Path) -> None:
-    """Write results of the finished run in `folder` that may be missing, and print what it came to."""
-    summary = read_summary(folder)
+    """Evaluate the finished run in `folder` if it lacks its export, as after Ctrl-C in it; print what it came to."""
+    export = settings.export
     try:
-        _export_again(settings, folder, summary.get("wall_seconds"))
+        if export is not None and (folder / BEST_MODEL).is_file() and not (folder / EXPORTERS[export].file).exists():
+            load_tensorflow()
+            evaluate(to_evaluate({"evaluate": folder, "export": export, "data_dir": settings.data_dir}))
     finally:
         print(end=f"{folder} is finished: ")
         _report(folder, settings.deadline)
-
-
-def _export_again(settings: Settings, folder: Path, seconds: float | None) -> None:
-    """Write the export that a finished run lacks, as one that was stopped in it; the run has taken `seconds` so far."""
-    best, export = folder / BEST_MODEL, settings.export
-    if export is None or not best.is_file() or (folder / EXPORTERS[export].file).exists():
-        return
-    load_tensorflow()
-    images = [] if settings.data_dir is None else ["--data_dir", str(settings.data_dir)]
-    model, dataset = load_to_evaluate(parse_evaluation(["--evaluate", str(folder), *images]))
-    print(_exported(export, model, dataset, best))
-    if seconds is not None:
-        update_summary(folder, wall_seconds=seconds + (seconds_since_start() or 0.0))
 
 
 def _report(folder: Path, deadline: float | None) -> None:

@@ -20,7 +20,7 @@ from elastic_trainer.networks.architectures import build_backbone, preprocess
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.custom_model import build_custom_model
 from elastic_trainer.networks.tensors import HEAD
-from elastic_trainer.runs.reader import config_of_model
+from elastic_trainer.runs.reader import trained_classes
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.network_names import is_custom_model
 
@@ -77,7 +77,7 @@ def build(settings: Settings, class_names: Sequence[str] | None = None) -> keras
     assert settings.num_classes is not None, "the data set gives the number of classes"
     keras.utils.set_random_seed(settings.seed)
     keras.config.set_dtype_policy("float32")
-    before = (config_of_model(Path(settings.weights)).get("images") or {}).get("class_names")
+    before = trained_classes(Path(settings.weights))
     return build_model(
         settings.model_name,
         settings.input_size,

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 import utils
 from elastic_trainer.cli.commands import parse_profiler
-from elastic_trainer.profiling.measuring import MEASURING_SECONDS, idle_training
+from elastic_trainer.profiling.measuring import idle_training
 from elastic_trainer.profiling.profile import profile_task, table_of_trace
-from elastic_trainer.settings import ProfileSettings, Settings
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import figure_text
 from elastic_trainer.system.files import save_figure, writing
 from elastic_trainer.system.machine import load_tensorflow
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 UNRELIABLE_PERCENT = 15  # median error of predictions
 
 
-def profile(model: keras.Model, settings: Settings, folder: Path, seconds: float = MEASURING_SECONDS) -> TimingTable:
+def profile(model: keras.Model, settings: Settings, folder: Path) -> TimingTable:
     """The timing table of an image classifier, measured on a batch of noise. Its weights do not change.
 
-    `folder` and `seconds`, and errors, as of `profiling.profile.profile_task`.
+    `folder` and errors are those of `profiling.profile.profile_task`.
     """
-    return profile_task(idle_training(model, settings), folder, seconds)
+    return profile_task(idle_training(model, settings), folder, settings.seconds)
 
 
 def draw_table(table: TimingTable, settings: Settings, stem: Path) -> None:
@@ -101,7 +101,7 @@ def _report(table: TimingTable, head: np.ndarray) -> Iterable[str]:
 
 def main() -> None:
     """Run the command line. Raises `UserError` for what the user can fix."""
-    settings, profiling = parse_profiler()
+    settings = parse_profiler()
     load_tensorflow()
 
     import models
@@ -109,27 +109,26 @@ def main() -> None:
     from elastic_trainer.networks.tensors import head_mask
     from elastic_trainer.selection.plan import plan_lines
 
-    path = profiling.from_trace
-    trace = read_trace(path) if path else None
+    path = settings.from_trace
     settings = replace(settings, num_classes=settings.num_classes or len(class_names(settings)))
     model = models.build(settings)
     folder = table_folder(settings, path)
-    if trace and path:
-        table = table_of_trace(idle_training(model, settings), trace, path.name)
+    if path is None:
+        table = _measured_table(model, settings, folder)
     else:
-        table = _measured_table(model, settings, profiling, folder)
+        table = table_of_trace(idle_training(model, settings), read_trace(path), path.name)
     save_table(table, settings, folder)
     draw_table(table, settings, folder / "timing")
-    if trace and path:
-        print(f"{path.name}: {trace.iterations} complete iterations on {', '.join(trace.planes)}")
     print("\n".join(_report(table, head_mask(model))))
-    if trace:
+    if path is not None:
+        steps, planes = table.details["traced_steps"], ", ".join(table.details["planes"])
+        print(f"{path.name}: {steps} complete iterations on {planes}")
         print("selections with equal importance of all tensors:")
         print("\n".join(plan_lines(table, head_mask(model))))
     print(f"timing table of {len(table.names)} tensors: {folder / 'table.csv'}; chart: {folder / 'timing.png'}")
 
 
-def _measured_table(model: keras.Model, settings: Settings, profiling: ProfileSettings, folder: Path) -> TimingTable:
+def _measured_table(model: keras.Model, settings: Settings, folder: Path) -> TimingTable:
     """The table of this machine. Raises `UserError` if `folder` cannot be written, or memory does not suffice."""
     from elastic_trainer.networks.tensors import all_mask
     from elastic_trainer.profiling.memory_check import TracedSteps
@@ -138,8 +137,7 @@ def _measured_table(model: keras.Model, settings: Settings, profiling: ProfileSe
     steps.check(partial(steps.needed_mb, all_mask(model)), settings.batch_size)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        seconds = MEASURING_SECONDS if profiling.seconds is None else profiling.seconds
-        return profile(model, settings, folder, seconds)
+        return profile(model, settings, folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Properties of what trains, see `properties.py`: the solver, random networks, and runs through faults."""
+"""Properties of what trains, see `properties.py`: random networks."""
 
 from __future__ import annotations
 
@@ -187,6 +187,3 @@ def fit_at_rho_1_is_plain_fit(network: Network, optimizer: str, steps_per_execut
         np.testing.assert_allclose(found[name], numbers, rtol=1e-5, atol=1e-6, err_msg=name)
     for one, other in zip(plain_values, found_values, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
-
-
-# --- runs through faults ----------------------------------------------------------------------------------------------

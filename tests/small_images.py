@@ -22,12 +22,15 @@ def write_red_and_blue(folder):
     return folder
 
 
-def write_noise(folder):
-    """Write an image folder of noise, 12×12: 4 train and 3 test images each of the classes ant, bee, cat."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 4), ("test", 3)):
+def write_noise(folder, seed=0, **counts):
+    """Write an image folder of noise, 12×12, of the classes ant, bee, cat: so many images each in a part.
+
+    By default 4 train and 3 test images.
+    """
+    rng = np.random.default_rng(seed)
+    for split, count in (counts or {"train": 4, "test": 3}).items():
         for name in ("ant", "bee", "cat"):
-            (folder / split / name).mkdir(parents=True)
+            (folder / split / name).mkdir(parents=True, exist_ok=True)
             for k in range(count):
                 pixels = rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / split / name / f"{k}.png")

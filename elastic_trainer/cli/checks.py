@@ -30,14 +30,6 @@ def _has_own_weights(run: Settings) -> bool:
     return is_own and (run.weights == "imagenet" or run.model_name.endswith(".keras"))
 
 
-def check_data_flags(given: Mapping[str, Any], settings: Settings) -> None:
-    """Raise `UserError` for a flag that is given and that the data set does not take."""
-    for flag in ("data_dir", "test_fraction"):
-        if given.get(flag) and flag not in DATASETS[settings.dataset_name].flags:
-            names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
-            raise UserError(f"--{flag}: works only with --dataset_name {names}, not {settings.dataset_name}")
-
-
 def check_names(settings: Settings, names: Mapping[str, Collection[str]]) -> None:
     """Raise `UserError` for a name in a record that this program does not know: another one may have added it."""
     for flag, known in names.items():
@@ -90,15 +82,18 @@ USED: tuple[tuple[tuple[str, ...], Callable[[Settings], bool], str], ...] = (
     (("rho", "interval", "importance_batches"), is_elastic, "elastic schemes"),
     (
         ("importance_batches",),
-        lambda run: SCHEMES[run.train_type].importance not in (None, "weight_magnitude"),
+        lambda run: not is_elastic(run) or SCHEMES[run.train_type].importance not in (None, "weight_magnitude"),
         "schemes that measure importance on images",
     ),
 )
 
 
 def check(given: Mapping[str, Any], settings: Settings) -> None:
-    """Raise `UserError` for the first flag that is given and that others exclude."""
-    check_data_flags(given, settings)
+    """Raise `UserError` for the first flag that is given and that others, or the data set, exclude."""
+    for flag in ("data_dir", "test_fraction"):
+        if given.get(flag) and flag not in DATASETS[settings.dataset_name].flags:
+            names = " or ".join(name for name, entry in DATASETS.items() if flag in entry.flags)
+            raise UserError(f"--{flag}: works only with --dataset_name {names}, not {settings.dataset_name}")
     for flag, is_excluded, why in EXCLUDED:
         if given.get(flag) and is_excluded(settings):
             raise UserError(f"--{flag}: {why.format(**vars(settings))}")
@@ -106,12 +101,11 @@ def check(given: Mapping[str, Any], settings: Settings) -> None:
 
 def without_effect(given: Mapping[str, Any], settings: Settings) -> list[str]:
     """A line for each kind of runs for which alone some of the `given` flags have an effect, which this one is not."""
-    found, seen = list[str](), set[str]()
     is_here = not isinstance(given.get("resume"), Path)
     kinds = [*USED, (("logdir", "run_name"), lambda _: is_here, "runs that --resume DIR does not name")]
+    found = []
     for flags, has_effect, runs in kinds:
-        unused = [flag for flag in flags if flag in given and flag not in seen]
+        unused = [f"--{flag}" for flag in flags if flag in given]
         if unused and not has_effect(settings):
-            seen |= {*unused}
-            found.append(f"{', '.join(f'--{flag}' for flag in unused)}: no effect here, only for {runs}")
+            found.append(f"{', '.join(unused)}: no effect here, only for {runs}")
     return found

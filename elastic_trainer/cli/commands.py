@@ -23,7 +23,6 @@ from elastic_trainer.runs.reader import (
     config_of_model,
     is_finished,
     is_run,
-    read_config,
     read_settings,
     read_summary,
 )
@@ -37,8 +36,6 @@ from elastic_trainer.settings import (
     RATE_BATCH,
     TRAINED_IMAGES,
     TRAINING,
-    Evaluation,
-    ProfileSettings,
     Settings,
 )
 from elastic_trainer.settings.flags import OneLineParser, as_words, duration_text, parse_bool
@@ -64,36 +61,29 @@ DEADLINE_EPOCHS = 1000  # at most, of a run that its deadline ends
 MAX_NAME_BYTES = 230  # of a run's name; file systems allow 255, and files in the folder are named after it
 _FROM_RUN = tuple(name for name, flag in ALL_FLAGS.items() if flag.evaluate == "run")
 EPILOG = "The defaults are those of the preset paper. docs/flags.md explains more."
+_COMMANDS = {
+    "main.py": ("Train one network under one scheme.", MAIN_FLAGS),
+    "profiler.py": ("Measure what each tensor of a network costs to train.", PROFILER_FLAGS),
+}
 
 
-def main_parser() -> OneLineParser:
-    """The flags of main.py."""
-    description = "Train one network under one scheme."
-    parser = OneLineParser({"profiler.py": PROFILER_FLAGS}, prog="main.py", description=description, epilog=EPILOG)
-    parser.add(MAIN_FLAGS, NAMES)
-    text = "of the paper's scripts: a line says where the text is, which is always written"
-    parser.add_argument(
-        "--save_txt", type=parse_bool, nargs="?", const=True, default=False, metavar="True|False", help=text
-    )
+def parser_of(command: str) -> OneLineParser:
+    """The flags of main.py or profiler.py."""
+    description, flags = _COMMANDS[command]
+    others = {name: known for name, (_, known) in _COMMANDS.items() if name != command}
+    parser = OneLineParser(others, prog=command, description=description, epilog=EPILOG)
+    parser.add(flags, NAMES)
     return parser
 
 
-def profiler_parser() -> OneLineParser:
-    """The flags of profiler.py."""
-    description = "Measure what each tensor of a network costs to train."
-    parser = OneLineParser({"main.py": MAIN_FLAGS}, prog="profiler.py", description=description, epilog=EPILOG)
-    parser.add(PROFILER_FLAGS, NAMES)
-    return parser
-
-
-def parse_main(words: Sequence[str] | None = None) -> Settings | Evaluation:
+def parse_main(words: Sequence[str] | None = None) -> Settings:
     """The command line of main.py, by default that of the process. Prints warnings of flags that have no effect.
 
     Raises `UserError` for wrong flags.
     """
-    given = _given(sys.argv[1:] if words is None else words)
+    given = _given(words)
     if "evaluate" in given:
-        return _evaluation(given)
+        return to_evaluate(given)
     settings = _training(given)
     for line in without_effect(given, settings):
         print(f"{Path(sys.argv[0]).name}: warning: {line}", file=sys.stderr)
@@ -105,13 +95,11 @@ def parse_training(words: Sequence[str]) -> Settings:
     return _training(_given(words))
 
 
-def parse_evaluation(words: Sequence[str]) -> Evaluation:
-    """A command line of main.py with `--evaluate`. Raises `UserError` for flags that cannot be combined with it."""
-    return _evaluation(_given(words))
-
-
-def _given(words: Sequence[str]) -> dict[str, Any]:
-    given = main_parser().given(words)
+def _given(words: Sequence[str] | None) -> dict[str, Any]:
+    parser = parser_of("main.py")
+    text = "of the paper's scripts: a line says where the text is, which is always written"
+    parser.add_argument("--save_txt", type=parse_bool, nargs="?", const=True, metavar="True|False", help=text)
+    given = vars(parser.parse_args(words))
     if given.pop("save_txt"):
         print(f"--save_txt: accuracy and time are always text: {METRICS} and {SUMMARY} in the run's folder")
     return given
@@ -124,14 +112,9 @@ def _training(given: Mapping[str, Any]) -> Settings:
     return _resumed(settings.folder, given) if settings.resume and is_run(settings.folder) else settings
 
 
-def parse_profiler(words: Sequence[str] | None = None) -> tuple[Settings, ProfileSettings]:
+def parse_profiler(words: Sequence[str] | None = None) -> Settings:
     """The command line of profiler.py. Raises `UserError` for a value out of range."""
-    given = profiler_parser().given(words)
-    profile = ProfileSettings(**{name: given.pop(name) for name in vars(ProfileSettings()) if name in given})
-    path = profile.from_trace
-    if path is not None and not path.is_file():
-        raise UserError(f"--from_trace {path}: no such file; give a *.xplane.pb written by tf.profiler")
-    return to_profile(given), profile
+    return to_profile(vars(parser_of("profiler.py").parse_args(words)))
 
 
 def to_profile(given: Mapping[str, Any]) -> Settings:
@@ -183,7 +166,12 @@ def complete(given: Mapping[str, Any]) -> Settings:
             changed["num_epochs"] = DEADLINE_EPOCHS
         settings = replace(settings, **changed)
     check(given, settings)
-    return _chosen(given, settings)
+    more: dict[str, Any] = {"save_model": _saves_model(given, settings)}
+    if settings.deterministic:
+        more["validation_share"] = 1.0  # else the clock decides
+    if not is_elastic(settings):
+        more["rho"] = None
+    return replace(settings, **more)
 
 
 def _with_network(given: Mapping[str, Any], settings: Settings) -> Settings:
@@ -200,16 +188,6 @@ def _with_network(given: Mapping[str, Any], settings: Settings) -> Settings:
         settings = replace(settings, model_name=SMALL_NETWORK)
     has_size = settings.model_name is None or settings.input_size is not None
     return settings if has_size else replace(settings, input_size=USUAL_SIZE)
-
-
-def _chosen(given: Mapping[str, Any], settings: Settings) -> Settings:
-    """Settings that depend on what the run does."""
-    changed: dict[str, Any] = {"save_model": _saves_model(given, settings)}
-    if settings.deterministic:
-        changed["validation_share"] = 1.0  # else the clock decides
-    if not SCHEMES[settings.train_type].is_elastic:
-        changed["rho"] = None
-    return replace(settings, **changed)
 
 
 def _saves_model(given: Mapping[str, Any], settings: Settings) -> bool:
@@ -290,8 +268,11 @@ def _new_schedule(folder: Path, settings: Settings, given: Mapping[str, Any]) ->
     return {"num_epochs": epochs, "deadline": deadline, "max_steps": None, **start}
 
 
-def _evaluation(given: Mapping[str, Any]) -> Evaluation:
-    """Flags that are not given come from the run of the model."""
+def to_evaluate(given: Mapping[str, Any]) -> Settings:
+    """Settings of an evaluation; flags that are not given come from the run of the model.
+
+    Raises `UserError` for flags that cannot be combined with `--evaluate`.
+    """
     unfit = next((name for name in given if not MAIN_FLAGS[name].evaluate), None)
     if unfit:
         raise UserError(f"--{unfit}: cannot be combined with --evaluate, which trains nothing; leave it out")
@@ -301,7 +282,6 @@ def _evaluation(given: Mapping[str, Any]) -> Evaluation:
     if run is not None:
         check_names(run, {"dataset_name": DATASETS})
         values = {name: getattr(run, name) for name in _FROM_RUN}
-    preset = PRESETS[DATASETS[{**values, **given}.get("dataset_name", Settings.dataset_name)].preset]
     if run is not None and given.get("dataset_name", run.dataset_name) != run.dataset_name:
         values["data_dir"] = None  # it belongs to the run's data set
     if "test_fraction" in given and (model.parent / TRAINED_IMAGES).is_file():
@@ -309,22 +289,27 @@ def _evaluation(given: Mapping[str, Any]) -> Evaluation:
             f"--test_fraction {given['test_fraction']:g}: --evaluate tests a run on all images that it was not trained "
             "on; leave it out"
         )
-    source = given.get("model_name", values.get("model_name", ""))
-    if "model_name" in given and ".py:" not in source:
+    source = given.get("model_name")
+    if source is not None and ".py:" not in source:
         raise UserError(
             f"--model_name {source}: --evaluate takes the network from its file; leave it out "
             "(FILE.py:FUNCTION may be given, for a network with custom layers)"
         )
-    sizes = {"input_size": None, "batch_size": preset.batch_size or RATE_BATCH}
-    settings = Settings(**{**sizes, **values, **given, "augment": "none"})
+    unknown = {"model_name": "", "input_size": None}
+    settings = Settings(**{**unknown, **values, **given, "augment": "none", "evaluate": model})
     if is_for_board(settings):
         instead = f"cannot be combined with --evaluate; give --weights {model.parent} instead"
         raise UserError(f"--export {settings.export}: {instead}")
-    folder, names = settings.logdir / f"evaluated_{model.stem}", None
-    if run is not None:
-        folder = model.parent if model.stem == "best" else model.parent / model.stem
-        names = (read_config(model.parent).get("images") or {}).get("class_names")
-    return Evaluation(settings, model, folder, source if ".py:" in source else None, names)
+    return settings
+
+
+def results_folder(settings: Settings) -> Path:
+    """The folder for the results of `--evaluate`: that of the model's run, or one under `logdir`."""
+    model = settings.evaluate
+    assert model is not None, "--evaluate"
+    if not is_run(model.parent):
+        return settings.logdir / f"evaluated_{model.stem}"
+    return model.parent if model.name == BEST_MODEL else model.parent / model.stem
 
 
 def _model_file(path: Path) -> Path:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import keras
 
     from elastic_trainer.datasets.image_data import ImageData
-    from elastic_trainer.settings import Evaluation
+    from elastic_trainer.settings import Settings
 
 SHOWN_CLASSES = 20  # rows of the printed table
 COLUMNS = ("class", "name", "precision", "recall", "f1", "support", "predicted", "most_taken_for", "times")
@@ -72,12 +72,12 @@ def class_results(counts: np.ndarray, names: Sequence[str]) -> list[ClassResult]
     return sorted(results, key=lambda result: (result.f1 is None, result.f1 or 0, result.recall or 0, result.number))
 
 
-def report(evaluation: Evaluation, model: keras.Model, dataset: ImageData) -> str:
-    """Test a model, write the files of its evaluation, and return the text to print."""
-    record = {"model": str(evaluation.model), "dataset_name": dataset.name, "input_size": dataset.input_size}
-    folder = evaluation.settings.data_dir
-    record |= {"data_dir": None if folder is None else str(folder), "outputs": model.output_shape[-1]}
-    return write_report(predict(model, dataset), dataset.class_names, evaluation.folder / "evaluation", record)
+def report(settings: Settings, model: keras.Model, dataset: ImageData, folder: Path) -> str:
+    """Test the model of `--evaluate`, write the files of its evaluation, and return the text to print."""
+    record = {"model": str(settings.evaluate), "dataset_name": dataset.name, "input_size": dataset.input_size}
+    data_dir = settings.data_dir
+    record |= {"data_dir": None if data_dir is None else str(data_dir), "outputs": model.output_shape[-1]}
+    return write_report(predict(model, dataset), dataset.class_names, folder, record)
 
 
 def write_report(predictions: Predictions, names: Sequence[str], folder: Path, record: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from elastic_trainer.settings import Settings
 from elastic_trainer.timing.attribution import Attribution
 from elastic_trainer.timing.fit import with_kernels
 from elastic_trainer.timing.wall_time import MAX_ROUNDS, MIN_ROUNDS, measure_ms, median_ms, without_drift
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 
     from elastic_trainer.datasets.batches import Batch
     from elastic_trainer.engine.task import Task
-    from elastic_trainer.settings import Settings
 
-MEASURING_SECONDS = 110
+MEASURING_SECONDS = Settings.seconds
 COPIED_ROWS, COPIED_ROW_BYTES, COPIED_BATCH = 512, 1 << 17, 4  # 64 MB, more than caches hold
 # Steps of this length and more need no warm-up: what cold caches cost is small beside them. Steps of 30 to 110 ms of
 # MobileNetV2 took 12 to 21 % longer without one (docs/log/time_model.md).

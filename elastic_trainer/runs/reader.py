@@ -56,6 +56,11 @@ def config_of_model(model: Path) -> dict[str, Any]:
     return read_config(folder) if is_its_own and is_run(folder) else {}
 
 
+def trained_classes(model: Path) -> list[str] | None:
+    """Names of the classes that it was trained on, in the order of the outputs; None if they are not known."""
+    return (config_of_model(model).get("images") or {}).get("class_names")
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file with a header line."""
     with path.open(newline="", encoding="utf-8") as file:

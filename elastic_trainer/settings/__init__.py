@@ -17,6 +17,7 @@ from elastic_trainer.settings.flags import (
     Flag,
     count,
     duration,
+    existing_file,
     flag,
     flags_of,
     folder,
@@ -26,7 +27,7 @@ from elastic_trainer.settings.flags import (
     parse_bool,
     rate,
     share,
-    switch,
+    value_text,
     whole_number,
 )
 from elastic_trainer.settings.network_names import SMALL_WIDTH, known_network, known_weights
@@ -67,6 +68,7 @@ class Settings:
     Attributes:
         num_classes: outputs of the head; those of the data set in main.py.
         resume: continue the run of this name, if there is one.
+        evaluate: the .keras file to test. `input_size` is None if neither the command line nor its run says it.
         gradient_clipping: bound of each gradient's norm but the head's, as a share of the norm of its weights (adaptive
             gradient clipping, with sgd); 0: no bound. See `engine.optimizers`.
         warmup: share of the steps in which the learning rate of sgd rises to its highest value.
@@ -112,6 +114,12 @@ class Settings:
     logdir: Path = flag(Path("logs"), NETWORK, folder, "DIR", "folder of the runs and the timing tables",
         is_free=True, evaluate="given")
 
+    seconds: float = flag(110.0, PROFILE, number(0, 86_400), "SECONDS", (
+        "time for measuring steps; at least five rounds are measured"))
+    from_trace: Path | None = flag(None, PROFILE, existing_file, "FILE", (
+        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
+        "and measure nothing here"))
+
     train_type: str = flag("elastic_training", TRAINED, str, "SCHEME", "the scheme, see [Schemes](#schemes): {names}")
     trained_layers: int = flag(1, TRAINED, count, "N", (
         "for `last_layers_training`: number of layers, counted from the output, that are trained"))
@@ -121,7 +129,7 @@ class Settings:
     learning_rate: float = flag(1e-4, TRAINED, rate, "RATE", (
         "highest learning rate. The preset `photos` takes 0.02 for 32 images a step, in proportion for fewer"))
     weight_decay: float = flag(5e-4, TRAINED, number(0, 100), "RATE", "per unit of learning rate; `sgd` only")
-    deterministic: bool = switch(TRAINED, (
+    deterministic: bool = flag(False, TRAINED, parse_bool, "True|False", (
         "two runs with the same seed give the same result [bit for bit](runs.md#deterministic-runs). The budget is "
         "not [corrected](time_budget.md#how-the-budget-is-corrected) by the speed of the device"))
 
@@ -144,7 +152,7 @@ class Settings:
         "add gradients up over [parts of a batch](memory.md#parts-of-a-batch) of at most N images, which saves memory "
         "and takes time. The preset `photos` does so where memory is little; `--export board` takes parts of 8"),
         "the batch at once", is_free=True)
-    plan: bool = switch(BUDGET, (
+    plan: bool = flag(False, BUDGET, parse_bool, "True|False", (
         "do not train; print the settings, and what an epoch and the run [would take](memory.md#the-plan) in time and "
         "memory, at `--rho` and at others; for elastic schemes"), is_free=True)
 
@@ -192,11 +200,6 @@ class Settings:
         return self.logdir / self.run_name
 
     @property
-    def cache_dir(self) -> Path:
-        """Folder for decoded images that do not fit into memory."""
-        return self.logdir / "images"
-
-    @property
     def clips_gradients(self) -> bool:
         """Whether gradients are bounded, which takes time in each step."""
         return self.gradient_clipping > 0
@@ -207,29 +210,7 @@ class Settings:
         return {name: value if isinstance(value, plain) else str(value) for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True)
-class ProfileSettings:
-    """How a network is profiled."""
-
-    seconds: float | None = flag(None, PROFILE, number(0, 86_400), "SECONDS", (
-        "time for measuring steps; at least five rounds are measured"), "110")
-    from_trace: Path | None = flag(None, PROFILE, Path, "FILE", (
-        "a `*.xplane.pb` file recorded on a board: [plan for that board](devices.md#plan-for-a-board-on-a-laptop) "
-        "and measure nothing here"))
 # fmt: on
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One evaluation: `main.py --evaluate`."""
-
-    settings: Settings  # `input_size` and `num_classes` are None if neither the command line nor the run says them
-    model: Path  # the .keras file
-    folder: Path  # for the results
-    network: str | None  # the user's function that builds the network, where Keras cannot load it without
-    class_names: list[str] | None  # that the model was trained on, in the order of its outputs
-
-
 # Complete: what one does not name is the paper's. `commands` takes `paper` for trainings that have no other (Adam and
 # PruneTrain), see `TRAINING`.
 PRESETS: dict[str, Settings] = {
@@ -276,18 +257,12 @@ TRAINING = (
 )
 ALL_FLAGS: dict[str, Flag] = flags_of(Settings)
 MAIN_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section != PROFILE}
-PROFILER_FLAGS = {
-    **{name: one for name, one in ALL_FLAGS.items() if one.section in (NETWORK, PROFILE)},
-    **flags_of(ProfileSettings),
-}
+PROFILER_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section in (NETWORK, PROFILE)}
 
 
 def preset_table(runs: Mapping[str, Settings]) -> list[list[str]]:
     """The settings, by name, in which the presets differ, of these runs and presets: rows of text, the head first."""
     names = [name for name in vars(Settings()) if len({repr(getattr(one, name)) for one in PRESETS.values()}) > 1]
-    rows = [[name, *(_shown(getattr(one, name)) for one in runs.values())] for name in names if name != "preset"]
-    return [["setting", *runs], *rows]
-
-
-def _shown(value: Any) -> str:
-    return "the run chooses" if value is None else f"{value:g}" if type(value) in (int, float) else str(value)
+    chosen = "the run chooses"
+    rows = [[name, *(value_text(getattr(one, name)) or chosen for one in runs.values())] for name in names]
+    return [["setting", *runs], *([cell.strip("`") for cell in row] for row in rows if row[0] != "preset")]

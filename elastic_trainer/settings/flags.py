@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,11 +49,6 @@ def flag(default: Any, *about: Any, **more: Any) -> Any:
     return field(default=default, metadata={"flag": Flag(default, *about, **more)})
 
 
-def switch(section: str, help: str, is_free: bool = False) -> Any:
-    """A dataclass field that is a flag, False by default, which may be given without a value."""
-    return flag(False, section, parse_bool, "True|False", help, is_free=is_free)
-
-
 def flags_of(kind: Any) -> dict[str, Flag]:
     """The flags of a dataclass by name."""
     return {one.name: replace(one.metadata["flag"], name=one.name) for one in fields(kind) if "flag" in one.metadata}
@@ -75,17 +70,19 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         self._others = others or {}
 
-    def add(self, flags: Mapping[str, Flag], names: Mapping[str, Collection[str]], default: Any = MISSING) -> None:
+    def add(
+        self, flags: Mapping[str, Flag], names: Mapping[str, Collection[str]], default: Any = argparse.SUPPRESS
+    ) -> None:
         """Add flags, in one group per section.
 
         Args:
             flags: by name.
             names: those that a flag takes, by the name of the flag.
-            default: value of a flag that is not given; by default `given` leaves it out, and --help shows its own.
+            default: value of a flag that is not given; without one it is left out, and --help shows the flag's own.
         """
         groups = {flag.section: self.add_argument_group(flag.section) for flag in flags.values()}
         for name, one in flags.items():
-            shown = "" if default is not MISSING else one.words or value_text(one.default)
+            shown = "" if default is None else one.words or value_text(one.default)
             text = help_text(one, names) + (f" (default: {shown})" if shown else "")
             more: dict[str, Any] = {"nargs": "?", "const": True} if one.default is False else {}
             groups[one.section].add_argument(
@@ -96,10 +93,6 @@ class OneLineParser(argparse.ArgumentParser):
                 help=plain(text).replace("%", "%%"),
                 **more,
             )
-
-    def given(self, words: Sequence[str] | None) -> dict[str, Any]:
-        """The values of the flags that `words` contain."""
-        return {name: value for name, value in vars(self.parse_args(words)).items() if value is not MISSING}
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")
@@ -161,14 +154,6 @@ def number(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
         return value
 
     return parse
-
-
-def shares(text: str) -> tuple[float, ...]:
-    """A type: different shares, such as `0.3,0.7`."""
-    found = tuple(share(part) for part in text.split(","))
-    if len({*found}) < len(found):
-        raise argparse.ArgumentTypeError(f"must be different shares, such as 0.3,0.7, not '{text}'")
-    return found
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
@@ -234,16 +219,9 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
     return parse
 
 
-def stem_to_write(text: str) -> Path:
-    """A type: the path of files without the ends of their names."""
-    if Path(text).name in ("", ".."):
-        raise argparse.ArgumentTypeError(f"'{text}' is a folder; add a name, such as {Path(text, 'name')}")
-    return Path(text)
-
-
-def file_to_write(text: str) -> Path:
-    """A type: the path of a file, which may exist."""
-    if stem_to_write(text).is_dir():
+def path_to_write(text: str) -> Path:
+    """A type: the path of files, with or without the ends of their names."""
+    if Path(text).name in ("", "..") or Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"'{text}' is a folder; add a name, such as {Path(text, 'name')}")
     return Path(text)
 

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,7 +78,7 @@ def _parse(description: str | None, settings: dict[str, Setting], takes_network:
         if getattr(args, name) is None:
             setattr(args, name, setting.quick if args.quick else setting.default)
     if takes_network:
-        given = {name: getattr(args, name) for name in flags if getattr(args, name) is not MISSING}
+        given = {name: value for name, value in vars(args).items() if name in flags}
         args.network = replace(to_profile(given), num_classes=10)
     return args
 

@@ -41,7 +41,7 @@ from plotting import (
 
 import utils
 from elastic_trainer.evaluation.text_table import text_table
-from elastic_trainer.settings.flags import OneLineParser, stem_to_write
+from elastic_trainer.settings.flags import OneLineParser, path_to_write
 from elastic_trainer.system.errors import UserError, figure_text
 
 UNITS = (("h", 3600), ("min", 60), ("s", 1))  # of time, in seconds
@@ -282,7 +282,7 @@ def main() -> None:
     parser = OneLineParser(prog="plot.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*KINDS])
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, such as logs/<run_name>")
-    parser.add_argument("--output", type=stem_to_write, metavar="STEM", help="default: figures/<kind>")
+    parser.add_argument("--output", type=path_to_write, metavar="STEM", help="default: figures/<kind>")
     parser.add_argument("--quantity", nargs="+", choices=[*QUANTITIES], default=["accuracy", "hours"], help="of bars")
     args = parser.parse_args()
     groups = plotting.group_runs(args.runs)

@@ -27,7 +27,7 @@ import utils
 from elastic_trainer.cli.commands import NAMES as NAMES_OF_FLAGS
 from elastic_trainer.datasets.named import class_names, find
 from elastic_trainer.settings import MAIN_FLAGS, Settings
-from elastic_trainer.settings.flags import OneLineParser, count, one_of, stem_to_write
+from elastic_trainer.settings.flags import OneLineParser, count, one_of, path_to_write
 
 NAMES = (*FIGURES, *(f"{name}_ego" for name in EGO))
 SCALES = ("full", "quick")
@@ -106,7 +106,7 @@ def figure_parser() -> OneLineParser:
     flags = {name: replace(MAIN_FLAGS[name], section="instead of the paper's") for name in instead}
     parser.add(flags, NAMES_OF_FLAGS, default=None)
     add("--logdir", type=Path, metavar="DIR", help="default: logs/figures_<scale>")
-    add("--output", type=stem_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
+    add("--output", type=path_to_write, metavar="STEM", help="default: figures/figure<name>_<scale>")
     return parser
 
 

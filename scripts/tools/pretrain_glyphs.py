@@ -30,7 +30,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from tqdm import tqdm
 
 import utils
-from elastic_trainer.settings.flags import OneLineParser, file_to_write
+from elastic_trainer.settings.flags import OneLineParser, path_to_write
 from elastic_trainer.settings.network_names import GLYPH_HEAD, GLYPH_WEIGHTS
 from elastic_trainer.system.files import atomic_path, write_json
 from elastic_trainer.system.machine import environment
@@ -121,7 +121,7 @@ def train_on_glyphs(classifier: keras.Model) -> float:
 def main() -> None:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = OneLineParser(prog="pretrain_glyphs.py", description=__doc__, formatter_class=as_written)
-    parser.add_argument("--output", type=file_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
+    parser.add_argument("--output", type=path_to_write, default=GLYPH_WEIGHTS, help="a .weights.h5 file")
     args = parser.parse_args()
 
     start = time.perf_counter()

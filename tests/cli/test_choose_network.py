@@ -111,7 +111,7 @@ def test_what_is_given_decides_on_the_network(photos, tmp_path):
     assert network_of("--weights", str(before)) == (BEST, 1.0, 192)
     assert network_of("--weights", str(before), "--input_size", "96") == (BEST, 1.0, 96)
     assert Path(parse_training(photos).folder).name == "image_folder_elastic_training_upper_part"
-    profiled, _ = parse_profiler(photos)
+    profiled = parse_profiler(photos)
     assert (profiled.model_name, profiled.input_size, profiled.weights) == (BEST, 160, "none")
 
 

@@ -98,7 +98,7 @@ def test_times_are_shown_as_a_user_types_them(seconds, text):
 def test_flag_of_the_other_command_is_reported_as_such():
     with pytest.raises(UserError, match=r"--num_epochs: is a flag of main\.py, not of profiler\.py"):
         parse_profiler(["--num_epochs", "3"])
-    with pytest.raises(UserError, match=r"--from_trace no/such\.xplane\.pb: no such file"):
+    with pytest.raises(UserError, match=r"--from_trace: there is no file 'no/such\.xplane\.pb'"):
         parse_profiler(["--from_trace", "no/such.xplane.pb"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         parse_profiler(["--num_class", "3"])
@@ -128,7 +128,6 @@ def test_defaults_follow_the_data_set_and_the_model():
 def training_of(*arguments):
     """Scheme, clipping, warm-up and learning rate that a command line asks for."""
     settings = parse_training(arguments)
-    assert settings.clips_gradients == (settings.gradient_clipping > 0)
     scheme = settings.train_type.removeprefix("elastic_training")
     return scheme, settings.gradient_clipping, settings.warmup, settings.learning_rate
 
@@ -160,7 +159,7 @@ def test_a_preset_sets_what_is_not_given():
 @pytest.mark.parametrize(("data", "classes"), [(CUB, 200), ("oxford_iiit_pet", 37), ("stanford_dogs", 120)])
 def test_the_published_commands_agree_on_one_timing_table(model, data, classes):
     """Those of the published README. The first does not name the data set, so all that it needs are the classes."""
-    profiled, _ = parse_profiler(["--model_name", model, "--num_classes", str(classes)])
+    profiled = parse_profiler(["--model_name", model, "--num_classes", str(classes)])
     words = ["--model_name", model, "--dataset_name", data, "--train_type", "elastic_training", "--rho", "0.5"]
     trained = replace(parse_training(words), num_classes=classes)
     assert table_folder(profiled) == table_folder(trained)
@@ -185,7 +184,7 @@ def test_published_values_that_stand_for_what_is_the_default_here(capsys):
 def test_the_suggested_profiler_command_makes_the_table_of_the_same_settings(words):
     settings = replace(parse_training(shlex.split(words)), num_classes=10)
     settings = replace(settings, batch_size=settings.batch_size or 32)
-    suggested, _ = parse_profiler(shlex.split(profiler_command(settings))[2:])
+    suggested = parse_profiler(shlex.split(profiler_command(settings))[2:])
     assert table_settings(suggested) == table_settings(settings)
     same = ("logdir", "dataset_name", "data_dir", "seed")
     assert all(getattr(suggested, name) == getattr(settings, name) for name in same)

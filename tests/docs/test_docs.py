@@ -21,7 +21,6 @@ import pytest
 from resolutions import PREFIX
 
 from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.settings import PRESETS, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -49,8 +48,8 @@ FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 @functools.cache
-def flags_of(command: Words) -> dict[str, str]:
-    """Flag -> help text, from the command's own --help."""
+def flags_of(command: Words) -> set[str]:
+    """The flags of a command, by its own --help."""
     out, wide = io.StringIO(), {"COLUMNS": "1000", "NO_COLOR": "1"}  # one line for each text
     with (
         mock.patch.dict(os.environ, wide),
@@ -59,94 +58,31 @@ def flags_of(command: Words) -> dict[str, str]:
         pytest.raises(SystemExit),
     ):
         runpy.run_path(str(ROOT / command[0]), run_name="__main__")
-    found: dict[str, str] = {}
-    flag = ""
-    for line in out.getvalue().splitlines():
-        start = re.match(r"  (--\w+)(.*)", line)
-        if start:
-            flag, text = start.groups()
-            found[flag] = text
-        elif line.startswith("   ") and flag:
-            found[flag] += line
-        else:
-            flag = ""
-    return found
-
-
-def stated_default(help_text: str) -> str | None:
-    """The default that a help text states, if it is one word or number."""
-    found = re.search(r"default: ([^\s,;)]+)(?=[,;)]|$)", help_text)
-    return found[1] if found else None
+    return {*re.findall(r"^  (--\w+)", out.getvalue(), re.MULTILINE)}
 
 
 # --- flags.md ---------------------------------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
-    flags: list[str]
-    default: str  # as it is written, without backticks
-
-
-@functools.cache
-def flag_tables() -> dict[str, list[Row]]:
-    """Heading of each section of the pages with flags -> rows of its tables of flags."""
-    tables: dict[str, list[Row]] = {}
-    header: list[str] = []
-    rows: list[Row] = []
+def documented(command: Words) -> set[str]:
+    """The flags in the tables under the headings of a command, as the pages have them."""
+    found: list[str] = []
+    heading, is_of_flags = "", False
+    headings = {command[0], "profiler.py and main.py"} if command[0] in ("main.py", "profiler.py") else {command[0]}
     pages = ("flags.md", "offline.md", "paper_figures.md")
     for line in "\n".join((DOCS / page).read_text(encoding="utf-8") for page in pages).splitlines():
-        if line.startswith("## "):
-            rows = tables.setdefault(line.removeprefix("## "), [])
-        if not line.startswith("|"):
-            header = []
-            continue
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not header:
-            header = cells
-        elif header[0] == "flag" and cells[0].startswith("`--"):
-            row = dict(zip(header, cells, strict=True))
-            rows.append(Row(re.findall(r"--\w+", row["flag"]), row["default"].replace("`", "")))
-    return tables
-
-
-def documented(command: Words) -> dict[str, str]:
-    """Flag -> default, as flags.md has them for a command."""
-    tables = flag_tables()
-    rows = list(tables[command[0]])
-    if command[0] in ("main.py", "profiler.py"):
-        rows += tables["profiler.py and main.py"]
-    pairs = [(flag, row.default) for row in rows for flag in row.flags]
-    assert len(pairs) == len(dict(pairs)), f"flags.md lists a flag of {' '.join(command)} twice"
-    return dict(pairs)
+        heading = line.removeprefix("## ") if line.startswith("## ") else heading
+        is_of_flags = line.startswith("|") and (is_of_flags or line.startswith("| flag |"))
+        if heading in headings and is_of_flags:
+            found += re.findall(r"--\w+", line.split("|")[1])
+    assert len(found) == len({*found}), f"flags.md lists a flag of {command[0]} twice"
+    return {*found}
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_flags_page_lists_exactly_the_flags_of_each_command(command: Words) -> None:
     assert "--data_dir" in flags_of(command)
-    assert set(documented(command)) == set(flags_of(command))
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_flags_page_states_the_defaults_of_the_help_texts(command: Words) -> None:
-    page = documented(command)
-    stated = {flag: default for flag, text in flags_of(command).items() if (default := stated_default(text))}
-    if command == ("main.py",):
-        assert {"--seed", "--trained_layers", "--rho"} <= set(stated)
-    wrong = {flag: default for flag, default in stated.items() if default not in page[flag].split(", ")}
-    assert not wrong, f"default by --help, by docs/flags.md: {[(f, d, page[f]) for f, d in wrong.items()]}"
-
-
-def test_flags_page_states_what_each_preset_sets() -> None:
-    lines = (DOCS / "presets.md").read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    head, _, *table = rows[: [row[0] for row in rows].index("has_fillers") + 1]
-    assert head[1:] == [*PRESETS]
-    differ = {one for one in vars(Settings()) if len({getattr(preset, one) for preset in PRESETS.values()}) > 1}
-    assert {row[0] for row in table} == differ - {"preset"}
-    for name, *cells in table:
-        for preset, cell in zip(PRESETS.values(), cells, strict=True):
-            value = getattr(preset, name)
-            assert cell == "the run chooses" if value is None else str(value) == cell or float(cell) == value, name
+    assert documented(command) == flags_of(command)
 
 
 def test_flags_page_is_what_its_script_writes() -> None:
@@ -277,18 +213,13 @@ def shown_calls(page: Path) -> list[Call]:
 def unknown_flags(call: Call) -> set[str]:
     """Flags of a shown call that its script does not have."""
     if call.script.endswith(".py") and not call.script.startswith("scripts/board"):  # that one needs an export
-        if not call.flags:
-            return set()
-        command = (call.script,)
-        return set(call.flags) - set(flags_of(command))
-    if re.match(r"scripts/run_(figure|table)\w+\.sh", call.script):
-        at = call.words.index("--") if "--" in call.words else len(call.words)
-        own, passed_on = Call(call.script, call.words[:at]), Call("main.py", call.words[at + 1 :])
-        return (set(own.flags) - set(flags_of(("scripts/figures/run_figure.py",)))) | unknown_flags(passed_on)
-    source = (ROOT / call.script).read_text(encoding="utf-8")
+        return set(call.flags) - flags_of((call.script,)) if call.flags else set()
     at = call.words.index("--") if "--" in call.words else len(call.words)
     own, passed_on = Call(call.script, call.words[:at]), Call("main.py", call.words[at + 1 :])
-    return {flag for flag in own.flags if flag not in source} | unknown_flags(passed_on)
+    is_figure = re.match(r"scripts/run_(figure|table)\w+\.sh", call.script)
+    source = (ROOT / call.script).read_text(encoding="utf-8")
+    known = flags_of(("scripts/figures/run_figure.py",)) if is_figure else re.findall(r"--\w+", source)
+    return {*own.flags}.difference(known) | unknown_flags(passed_on)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -303,13 +234,6 @@ def test_commands_are_found_in_the_pages() -> None:
     assert len(scripts) > 40
     assert {"main.py", "profiler.py", "data.py", "scripts/run_demo.sh", "scripts/run_figure15.sh"} <= set(scripts)
     assert any("--deadline" in call.flags for call in shown_calls(ROOT / "README.md"))
-
-
-def test_a_wrong_flag_in_a_shown_command_is_noticed() -> None:
-    assert unknown_flags(Call("main.py", ["--rho", "0.5", "--augmentation", "flip"])) == {"--augmentation"}
-    assert unknown_flags(Call("data.py", ["prepare", "--test_fraction", "0.2"])) == {"--test_fraction"}
-    assert unknown_flags(Call("scripts/run_figure15.sh", ["--rho", "0.5"])) == {"--rho"}
-    assert unknown_flags(Call("scripts/run_figure15.sh", ["--scale", "quick", "--", "--scale", "1"])) == {"--scale"}
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -14,7 +13,7 @@ from command_line import command, train_here
 from small_images import write_noise
 
 import models
-from elastic_trainer.cli.commands import parse_evaluation, parse_main
+from elastic_trainer.cli.commands import parse_main, results_folder
 from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
@@ -48,19 +47,19 @@ def test_evaluate_uses_the_options_of_the_run_unless_given(tmp_path):
     (run / "last.keras").touch()
     trained = Settings(dataset_name="image_folder", data_dir=Path("photos"), input_size=96, batch_size=8)
     write_record(run / "config.json", trained.to_record())
-    found = parse_evaluation(["--evaluate", str(run)])
-    assert (found.model, found.folder, found.network) == (run / "best.keras", run, None)
-    assert (found.settings.dataset_name, found.settings.data_dir) == ("image_folder", Path("photos"))
-    assert (found.settings.input_size, found.settings.batch_size) == (96, 8)
-    found = parse_evaluation(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
-    assert (found.folder, found.settings.data_dir) == (run / "last", Path("more"))
-    assert (found.settings.batch_size, found.settings.input_size) == (2, 96)
-    found = parse_evaluation(["--evaluate", str(run), "--dataset_name", "digits"])
-    assert (found.settings.dataset_name, found.settings.data_dir) == ("digits", None)
+    found = parse_main(["--evaluate", str(run)])
+    assert (found.evaluate, results_folder(found)) == (run / "best.keras", run)
+    assert (found.dataset_name, found.data_dir) == ("image_folder", Path("photos"))
+    assert (found.input_size, found.batch_size) == (96, 8)
+    found = parse_main(["--evaluate", str(run / "last.keras"), "--data_dir", "more", "--batch_size", "2"])
+    assert (results_folder(found), found.data_dir) == (run / "last", Path("more"))
+    assert (found.batch_size, found.input_size) == (2, 96)
+    found = parse_main(["--evaluate", str(run), "--dataset_name", "digits"])
+    assert (found.dataset_name, found.data_dir) == ("digits", None)
     (run / "config.json").unlink()
-    found = parse_evaluation(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
-    assert (found.folder, found.settings.dataset_name) == (Path("here/evaluated_best"), "caltech_birds2011")
-    assert found.settings.input_size is None
+    found = parse_main(["--evaluate", str(run / "best.keras"), "--logdir", "here"])
+    assert results_folder(found) == Path("here/evaluated_best")
+    assert (found.dataset_name, found.input_size) == ("caltech_birds2011", None)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_wrong_options_are_named(arguments, message, tmp_path):
 
 def test_a_keras_file_is_loaded_at_its_input_size_without_its_softmax(photos, tmp_path):
     path = saved(tmp_path / "my.keras", last=keras.layers.Softmax())
-    command = parse_evaluation(flags_for(photos, "--evaluate", str(path)))
+    command = parse_main(flags_for(photos, "--evaluate", str(path)))
     model, dataset = load_to_evaluate(command)
     assert (dataset.input_size, dataset.class_names) == (12, ("ant", "bee", "cat"))
     images = next(iter(dataset.test())).inputs
@@ -123,17 +122,18 @@ def test_models_that_do_not_fit_the_data_set_are_refused_in_one_line(photos, tmp
         ("features", [], r"returns \(None, 12, 12, 3\), not logits for 3 classes"),
     ]
     for name, more, message in cases:
-        command = parse_evaluation(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
+        command = parse_main(flags_for(photos, "--evaluate", str(tmp_path / f"{name}.keras"), *more))
         with pytest.raises(UserError, match=message):
             load_to_evaluate(command)
 
 
 def test_a_run_with_other_classes_is_refused_in_one_line(tmp_path):
-    saved(tmp_path / "my.keras", classes=10)
-    asked = parse_evaluation(["--dataset_name", "digits", "--evaluate", str(tmp_path / "my.keras")])
+    saved(tmp_path / "best.keras", classes=10)
+    run = Settings(dataset_name="digits").to_record()
     names = [f"number {digit}" for digit in range(10)]
-    with pytest.raises(UserError, match=r"my\.keras: was trained with class 1 'number 0', not '0'; give images of the"):
-        load_to_evaluate(replace(asked, class_names=names))
+    write_record(tmp_path / "config.json", {**run, "images": {"class_names": names}})
+    with pytest.raises(UserError, match=r"best\.keras: was trained with class 1 'number 0', not '0'; give"):
+        load_to_evaluate(parse_main(["--evaluate", str(tmp_path)]))
 
 
 def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path):
@@ -141,12 +141,12 @@ def test_a_network_with_custom_layers_is_built_by_its_function(photos, tmp_path)
     original.save(tmp_path / "my.keras")
     words = flags_for(photos, "--evaluate", str(tmp_path / "my.keras"), "--input_size", "12")
     with pytest.raises(UserError, match="Keras cannot load it"):
-        load_to_evaluate(parse_evaluation(words))
-    model, dataset = load_to_evaluate(parse_evaluation([*words, "--model_name", f"{ZOO}:custom_layer"]))
+        load_to_evaluate(parse_main(words))
+    model, dataset = load_to_evaluate(parse_main([*words, "--model_name", f"{ZOO}:custom_layer"]))
     images = next(iter(dataset.test())).inputs
     np.testing.assert_allclose(model(images), original(images), rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match=r"does not fit the network of --model_name .*:branches"):
-        load_to_evaluate(parse_evaluation([*words, "--model_name", f"{ZOO}:branches"]))
+        load_to_evaluate(parse_main([*words, "--model_name", f"{ZOO}:branches"]))
 
 
 def test_train_export_and_evaluate_from_the_command_line(photos, tmp_path):

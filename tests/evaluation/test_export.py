@@ -16,7 +16,7 @@ from small_networks import as_if_trained, some_images
 
 import main
 import models
-from elastic_trainer.cli.commands import parse_evaluation
+from elastic_trainer.cli.commands import parse_main
 from elastic_trainer.datasets.image_data import evenly
 from elastic_trainer.evaluation import export
 from elastic_trainer.system.errors import UserError
@@ -119,7 +119,7 @@ def test_a_file_of_integers_alone_predicts_what_the_float_model_predicts(tmp_pat
     row, accuracy = record["model_int8.tflite"], record["keras"]["accuracy"]
     assert accuracy > 0.3 and abs(row["accuracy"] - accuracy) < 0.05 and row["same_class_share"] > 0.85
     assert f"{accuracy:.1%}" in printed and f"{row['accuracy']:.1%}" in printed
-    evaluation = parse_evaluation(["--evaluate", str(tmp_path / "mine"), "--export", "tflite_int8"])
+    evaluation = parse_main(["--evaluate", str(tmp_path / "mine"), "--export", "tflite_int8"])
     main.evaluate(evaluation)
     assert "model_int8.tflite is calibrated on 100 test images" in capsys.readouterr().out
 

@@ -60,7 +60,7 @@ def test_weights_and_sizes_that_do_not_fit_are_refused(arguments, message):
 def test_the_names_are_those_of_keras_applications():
     offered = {name for name in vars(keras.applications) if name[0].isupper()}
     assert set(KERAS_NETWORKS.values()) == offered
-    parsed, _ = parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
+    parsed = parse_profiler(["--model_name", "EfficientNetB0", "--weights", "none"])
     assert parsed.model_name == "efficientnetb0"
     with pytest.raises(UserError, match=r"--model_name: .*did you mean 'efficientnetb0'"):
         parse_profiler(["--model_name", "eficientnetb0"])

@@ -50,7 +50,7 @@ def test_each_figure_has_a_script_and_only_runs_that_main_accepts(name):
             assert run.words[0] == (SCRIPT if "_tq" in settings.train_type else "main.py")
             assert run.words[-1] == "--resume"
             assert run.is_elastic or not name.endswith("_ego")
-            profiled, _ = parse_profiler(run.profile_words[1:])
+            profiled = parse_profiler(run.profile_words[1:])
             for key in ("model_name", "input_size", "batch_size", "num_classes", "optimizer", "alpha"):
                 assert getattr(profiled, key) == getattr(settings, key), key
         if scale == "full":
