@@ -14,7 +14,7 @@ from small_images import write_noise
 from elastic_trainer.board.export import RECORD
 from elastic_trainer.cli.commands import parse_evaluation, parse_training
 from elastic_trainer.evaluation.predictions import predict
-from elastic_trainer.runs.reader import read_run
+from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.system.errors import Stopped, UserError
 from main import load_to_evaluate, train_run
 
@@ -111,7 +111,7 @@ def test_resuming_with_other_images_is_refused(photos, interrupted, change, mess
 def test_run_continues_with_a_copy_of_its_images(photos, interrupted):
     photos = photos.rename(photos.with_name("copy"))
     train(photos, "--resume")
-    assert read_run(interrupted).summary["steps"] == 2
+    assert read_summary(interrupted)["steps"] == 2
 
 
 def edit(network, old, new):
@@ -168,12 +168,12 @@ def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos,
     run = photos.parent / "mine"
     assert stop.value.number == 2 and str(stop.value).endswith(f"to export it: python main.py --resume {run}")
     assert capsys.readouterr().out.splitlines()[-3].startswith("accuracy ")
-    wall_seconds = read_run(run).summary["wall_seconds"]
+    wall_seconds = read_summary(run)["wall_seconds"]
     assert not (run / "model.tflite").exists()
     train(photos, "--export", "tflite", "--resume")
     assert f"{run} is finished: accuracy " in capsys.readouterr().out
     assert {"model.tflite", "export.json"} <= {path.name for path in run.iterdir()}
-    assert read_run(run).summary["wall_seconds"] > wall_seconds
+    assert read_summary(run)["wall_seconds"] > wall_seconds
     train(photos, "--export", "tflite", "--resume")
     assert "TensorFlow Lite" not in capsys.readouterr().out
 
@@ -181,7 +181,7 @@ def test_ctrl_c_in_the_export_leaves_a_finished_run_whose_resume_exports(photos,
 def test_a_run_continues_with_the_flags_that_messages_name(photos, interrupted):
     (photos / "train" / "ant" / "new.png").write_bytes(b"broken")
     train(photos, "--resume", "--micro_batch", 2)
-    assert read_run(interrupted).summary["steps"] == 2
+    assert read_summary(interrupted)["steps"] == 2
 
 
 def write_validation_photos(photos, name):
@@ -204,7 +204,7 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
         f"{photos}/test is reported once at the end" in printed
         and ": 12 training, 6 validation and 9 test images, 3" in printed
     )
-    summary = read_run(run).summary
+    summary = read_summary(run)
     tested = "best.keras" if saves else "the last weights"
     assert (summary["test_images"], summary["tested"]) == (9, tested)
     assert f"test accuracy of {tested}: {summary['test_accuracy']:.1%} on 9 images not used to choose it\n" in printed
@@ -224,7 +224,7 @@ def test_a_run_whose_test_folder_has_training_images_alone_ends_with_a_warning(p
     shutil.copytree(photos / "train", photos / "test")
     run = train(photos, "--save_model", False, "--max_steps", 2)
     assert re.search("warning: not tested: the run in .*: was trained on all 12 test images", capsys.readouterr().out)
-    assert "test_accuracy" not in read_run(run).summary
+    assert "test_accuracy" not in read_summary(run)
 
 
 def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_train_on(photos):
