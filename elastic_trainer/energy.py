@@ -77,7 +77,7 @@ class EnergyMeter:
                 if sensor.range_joules is None:
                     self._joules += (earlier + value) / 2 * (now - before)
                 else:
-                    self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
+                    self._joules += (value - earlier) % sensor.range_joules
             return None if self.failure else self._joules
 
     def report(self, joules: float | None) -> dict[str, Any]:
