@@ -77,7 +77,7 @@ class EnergyMeter:
                 if sensor.range_joules is None:
                     self._joules += (earlier + value) / 2 * (now - before)
                 else:
-                    self._joules += value - earlier if value >= earlier else value + sensor.range_joules - earlier
+                    self._joules += (value - earlier) % sensor.range_joules
             return None if self.failure else self._joules
 
     def report(self, joules: float | None) -> dict[str, Any]:
@@ -152,17 +152,20 @@ def recorded_joules(record: Path, spans: Sequence[Sequence[float]]) -> float:
 
 def _reading(number: int, line: Sequence[str]) -> tuple[float, float]:
     """Seconds since 1970 and watts in a line."""
-    when = watts = math.nan
     with contextlib.suppress(ValueError, IndexError):
-        watts = float(line[1])
-        when = datetime.fromisoformat(line[0].strip().replace("Z", "+00:00")).timestamp()
-    with contextlib.suppress(ValueError):
-        when = float(line[0])
-    if not (math.isfinite(when) and 0 <= watts < math.inf):
-        raise ValueError(
-            f"line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a comma, and watts"
-        )
-    return when, watts
+        when, watts = _seconds(line[0].strip()), float(line[1])
+        if math.isfinite(when) and 0 <= watts < math.inf:
+            return when, watts
+    raise ValueError(
+        f"line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a comma, and watts"
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def integrate_power(times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequence[float]]) -> float:

@@ -16,9 +16,9 @@ from typing import Any
 import keras
 
 from elastic_trainer.runs.history import History
-from elastic_trainer.runs.keras_fit import Asked, Fit
+from elastic_trainer.runs.keras_fit import Fit
 from elastic_trainer.selection.named import SCHEMES
-from elastic_trainer.selection.payoff import Phase
+from elastic_trainer.selection.payoff import ALONE, Phase
 from elastic_trainer.settings import Settings
 from elastic_trainer.settings.flags import memory_size
 from elastic_trainer.system.errors import UserError, not_one_of
@@ -90,9 +90,9 @@ class ElasticTraining(keras.callbacks.Callback):
         elastic = [name for name in SCHEMES if SCHEMES[name].is_elastic]
         if scheme is not None and scheme not in elastic:
             raise UserError(f"scheme {not_one_of(scheme, elastic)}")
-        decides = scheme is None and interval is None and table is None and memory is None
-        name = UPPER_PART if decides else scheme or IMPORTANCE
-        settings = Settings(
+        self.decides = scheme is None and interval is None and table is None and memory is None
+        self.scheme, self.table, self.verbose = UPPER_PART if self.decides else scheme or IMPORTANCE, table, verbose
+        self.settings = Settings(
             rho=rho,
             memory=_megabytes(memory),
             interval=interval,  # type: ignore[arg-type]  # None: one selection, until the first has shown what it takes
@@ -100,21 +100,19 @@ class ElasticTraining(keras.callbacks.Callback):
             deterministic=deterministic,
             feature_cache="off",
         )
-        self._asked = Asked(settings, name, table, decides, verbose)
-        self._fit: Any = None  # the latest `Fit`
-        self._keras_function: Any = None
+        self._fit: Fit | None = None  # the latest one, from its first step on
+        self.keras_function: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The callback before its first `fit`, for pickles and copies (Keras Tuner makes one for each trial)."""
-        return {**vars(self), "_model": None, "_fit": None, "_keras_function": None}
+        return {**vars(self), "_model": None, "_fit": None, "keras_function": None}
 
     @property
     def history(self) -> History:
         """Of the latest `fit`. Raises `UserError` before its first elastic step."""
-        if self._fit is None or self._fit.engine is None:
+        if self._fit is None or self._fit.elastic is None:
             raise UserError("ElasticTraining has no history before it has trained a step in model.fit")
-        history: History = self._fit.engine.history
-        return history
+        return self._fit.elastic.engine.history
 
     @property
     def rho_measured(self) -> float | None:
@@ -126,20 +124,23 @@ class ElasticTraining(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         function = self.model.train_function
         while isinstance(getattr(function, "__self__", None), ElasticTraining):  # left behind by a fit that was stopped
-            function = function.__self__._keras_function
-        self._keras_function, self._is_called = function, False
-        self._fit = Fit(self.model, self.params, self._asked, function)
-        if self._fit.phase is not Phase.LEFT:
-            if self.model.distribute_strategy.num_replicas_in_sync > 1:
-                raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
-            self.model.train_function = self._train_function
+            function = function.__self__.keras_function
+        self.keras_function, self._is_called, self._fit = function, False, None
+        if self.decides and self.settings.rho == 1:
+            self.say(f"rho 1 trains everything; {ALONE}")
+            return
+        if self.model.distribute_strategy.num_replicas_in_sync > 1:
+            raise UserError("ElasticTraining trains on one replica; leave out the distribution strategy")
+        self.model.train_function = self._train_function
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._fit.begin_epoch(epoch)
+        self._epoch = epoch
+        if self._fit is not None:
+            self._fit.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._is_called = True
-        is_elastic = self._fit.engine is not None and self._fit.phase is not Phase.LEFT
+        is_elastic = self._fit is not None and self._fit.elastic is not None and self._fit.phase is not Phase.LEFT
         if is_elastic and self.model.train_function != self._train_function:
             raise UserError("the model was compiled again during fit, without ElasticTraining; compile it before fit")
 
@@ -148,12 +149,14 @@ class ElasticTraining(keras.callbacks.Callback):
             self._fit.end_steps()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._fit.end_epoch(epoch, logs or {})
+        if self._fit is not None:
+            self._fit.end_epoch(epoch, logs or {})
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self.model.train_function == self._train_function:
-            self.model.train_function = self._keras_function
-        self._fit.end()
+            self.model.train_function = self.keras_function
+        if self._fit is not None:
+            self._fit.end()
 
     def _train_function(self, iterator: Any) -> dict[str, Any]:
         """Train as many batches as Keras asks for at once; returns the running results of its metrics.
@@ -161,10 +164,18 @@ class ElasticTraining(keras.callbacks.Callback):
         Calls of others, such as of `train_on_batch` in a callback, or of a later fit without this one, are Keras' own.
         """
         is_called, self._is_called = self._is_called, False
-        if not is_called:
+        if is_called:
+            self._fit = self._fit or Fit(self, iterator.element_spec, self._epoch)
+            return self._fit.train(iterator)
+        if self._fit is not None:
             self._fit.mark_stale()
-        results: dict[str, Any] = (self._fit.train if is_called else self._keras_function)(iterator)
+        results: dict[str, Any] = self.keras_function(iterator)
         return results
+
+    def say(self, text: str) -> None:
+        """Print a line between Keras' lines."""
+        if self.verbose:
+            print(f"\nElasticTraining: {text}")
 
 
 def _megabytes(memory: str | float | None) -> float | None:

@@ -13,7 +13,7 @@ from small_images import write_noise
 from elastic_trainer.board.export import RECORD
 from elastic_trainer.cli.commands import parse_main, parse_training
 from elastic_trainer.evaluation.predictions import predict
-from elastic_trainer.runs.reader import read_run
+from elastic_trainer.runs.reader import read_summary
 from elastic_trainer.system.errors import Stopped, UserError
 from main import load_to_evaluate, train_run
 
@@ -109,7 +109,7 @@ def test_run_continues_with_a_copy_of_its_images_a_broken_one_and_in_parts_of_a_
     photos = photos.rename(photos.with_name("copy"))
     (photos / "train" / "ant" / "new.png").write_bytes(b"broken")
     train(photos, "--resume", "--micro_batch", 2)
-    assert read_run(interrupted).summary["steps"] == 2
+    assert read_summary(interrupted)["steps"] == 2
 
 
 def edit(network, old, new):
@@ -184,7 +184,7 @@ def test_with_a_validation_folder_the_test_folder_tests_the_best_model_once_at_t
         f"{photos}/test is reported once at the end" in printed
         and ": 12 training, 6 validation and 9 test images, 3" in printed
     )
-    summary = read_run(run).summary
+    summary = read_summary(run)
     tested = "best.keras" if saves else "the last weights"
     assert (summary["test_images"], summary["tested"]) == (9, tested)
     assert f"test accuracy of {tested}: {summary['test_accuracy']:.1%} on 9 images not used to choose it\n" in printed
@@ -204,7 +204,7 @@ def test_a_run_whose_test_folder_has_training_images_alone_ends_with_a_warning(p
     shutil.copytree(photos / "train", photos / "test")
     run = train(photos, "--save_model", False, "--max_steps", 2)
     assert re.search("warning: not tested: the run in .*: was trained on all 12 test images", capsys.readouterr().out)
-    assert "test_accuracy" not in read_run(run).summary
+    assert "test_accuracy" not in read_summary(run)
 
 
 def test_evaluating_photos_in_class_folders_tests_those_that_the_run_did_not_train_on(photos):

@@ -5,6 +5,7 @@ A checkpoint keeps all of it (`History.to_record`), so a resumed run continues a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -228,17 +229,15 @@ class History:
         return self.step - start
 
     def to_record(self) -> dict[str, Any]:
-        """All of it in JSON's types, which keep floats to the last bit, and arrays."""
-        return {
-            **vars(self),
-            "selections": [_selection_record(selection) for selection in self.selections],
-            "clocks": self.clocks.to_record(),
-        }
+        """A copy of all of it in JSON's types, which keep floats to the last bit."""
+        record = {**vars(self), "selections": [*map(vars, self.selections)], "clocks": self.clocks.to_record()}
+        copied: dict[str, Any] = json.loads(json.dumps(record, default=np.ndarray.tolist))
+        return copied
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> History:
         """What `to_record` returned; the clocks continue from there."""
-        record = deepcopy(record)  # the history that was handed over goes on, too
+        record = deepcopy(record)  # it may be taken up again
         record["selections"] = [_selection(one) for one in record["selections"]]
         record["results"] = [StepResult(*result) for result in record["results"]]
         record["clocks"] = Clocks(**record["clocks"])
@@ -256,11 +255,6 @@ def median_step_ms(results: Sequence[StepResult]) -> float | None:
     """Of the steps that were timed; None if none was."""
     step_ms = [result.step_ms for result in results if result.step_ms is not None]
     return float(np.median(step_ms)) if step_ms else None
-
-
-def _selection_record(selection: Selection) -> dict[str, Any]:
-    importance = None if selection.importance is None else selection.importance.tolist()
-    return {**vars(selection), "mask": selection.mask.tolist(), "importance": importance}
 
 
 def _selection(record: dict[str, Any]) -> Selection:

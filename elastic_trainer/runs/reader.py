@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from elastic_trainer.datasets.named import changed_class
 from elastic_trainer.settings import BEST_MODEL, LAST_MODEL, Settings
@@ -79,49 +77,3 @@ def goes_on(settings: Settings) -> bool:
     """Whether these settings give the finished run in their folder a new schedule."""
     was = read_settings(settings.folder)
     return (settings.num_epochs, settings.deadline) != (was.num_epochs, was.deadline)
-
-
-class Selections(NamedTuple):
-    """The selections of a run, in their order."""
-
-    epochs: np.ndarray  # [S] time of each, in epochs since the start
-    chosen: np.ndarray  # bool [S, N], the selected tensors
-    importance: np.ndarray  # [S, N], NaN for schemes that do not measure it
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run: its folder, summary.json, config.json, and the rows of metrics.csv of epochs that it trained."""
-
-    folder: Path
-    summary: dict[str, Any]
-    config: dict[str, Any]
-    epochs: list[dict[str, str]]
-
-    def column(self, name: str) -> list[float]:
-        """A column of metrics.csv; NaN for empty cells. Raises `UserError` if it is damaged."""
-        with trusting(self.folder / METRICS):
-            return [float(row[name]) if row.get(name) else np.nan for row in self.epochs]
-
-    def selections(self) -> Selections:
-        """What it selected. Raises `UserError` if selections.csv is damaged or has no selection."""
-        path = self.folder / SELECTIONS
-        with trusting(path):
-            rows = read_rows(path)
-            numbers = [[float(row[name] or "nan") for name in ("epoch", "chosen", "importance")] for row in rows]
-            count = len({row["name"] for row in rows})  # of the tensors: each selection has a row of each
-            epochs, chosen, importance = np.array(numbers).T.reshape(3, -1, count)
-            return Selections(epochs[:, 0], chosen == 1, importance)
-
-
-def read_run(folder: Path) -> FinishedRun:
-    """The finished run in `folder`. Raises `UserError` if there is none."""
-    try:
-        summary, config = read_summary(folder), read_config(folder)
-        with trusting(folder / METRICS):
-            rows = read_rows(folder / METRICS)
-            if not rows:
-                raise ValueError
-    except UserError as error:
-        raise UserError(f"{folder}: contains no finished run ({error})") from error
-    return FinishedRun(folder, summary, config, [row for row in rows if row.get("epoch") != "0"])

@@ -18,8 +18,7 @@ from typing import Any
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import Stopped
 
-SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPWR")  # not all of them exist everywhere
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGPWR")  # macOS lacks the last
 
 
 class StopSignals(Listener):
@@ -56,7 +55,7 @@ class StopSignals(Listener):
             self._restore.callback(writing.close)  # ends the thread
             self._restore.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writing.fileno()))
             for number in self.NUMBERS:
-                if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._restore.callback(signal.signal, number, signal.signal(number, lambda *_: None))
             threading.Thread(target=self._listen, args=(reading,), daemon=True).start()
         return self
@@ -71,14 +70,14 @@ class StopSignals(Listener):
                 if data[0] not in self.NUMBERS:
                     continue
                 if self.number is None:
-                    if data[0] == SIGHUP:
+                    if data[0] == signal.SIGHUP:
                         _leave_terminal()
                     self.number, first = data[0], time.monotonic()
                     with contextlib.suppress(OSError):
                         again = "press Ctrl-C" if self.number == signal.SIGINT else "send SIGTERM"
                         print(f"\nstopping after this step; {again} again to quit now", file=sys.stderr)
                 # `timeout` and shells send one signal twice; the kernel and shells SIGHUP, at any time.
-                elif data[0] != SIGHUP and time.monotonic() - first > 1:
+                elif data[0] != signal.SIGHUP and time.monotonic() - first > 1:
                     os._exit(128 + data[0])
 
 

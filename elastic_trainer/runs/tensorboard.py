@@ -24,8 +24,6 @@ with importing("TensorBoard's events"):
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.custom_scalar import layout_pb2
-    from tensorboard.plugins.custom_scalar import summary as custom_scalar
     from tensorboard.plugins.image.metadata import create_summary_metadata
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -57,11 +55,6 @@ class EventsWriter(Listener):
         with writing(path):
             self._file = path.open("wb", buffering=0)  # TensorBoard reads it while it grows
         self._write(Event(file_version="brain.Event:2"))
-        # One chart with step time and budget together, on the page of custom scalars.
-        lines = layout_pb2.MultilineChartContent(tag=["step_time/measured_ms", "step_time/budget_ms"])
-        chart = layout_pb2.Chart(title="step time against the budget (ms)", multiline=lines)
-        layout = layout_pb2.Layout(category=[layout_pb2.Category(title="time budget", chart=[chart])])
-        self._write(Event(step=0, summary=Summary.FromString(custom_scalar.pb(layout).SerializeToString())))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not epoch and self.trainer.history.start is not None:  # the model that training started from

@@ -82,7 +82,7 @@ def event_steps(folder: Path) -> dict[str, list[int]]:
     """Steps of every curve over steps, in the order they were written."""
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0}, purge_orphaned_data=False)
     events.Reload()
-    curves = [tag for tag in events.Tags()["tensors"] if not tag.startswith(("over_training", "custom_scalars"))]
+    curves = events.Tags()["tensors"]
     return {tag: [event.step for event in events.Tensors(tag)] for tag in curves}
 
 

@@ -22,8 +22,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from finished_runs import FinishedRun, read_run
+
 from elastic_trainer.datasets.named import DATASETS
-from elastic_trainer.runs.reader import FinishedRun, read_run
 from elastic_trainer.selection.named import SCHEMES
 from elastic_trainer.settings import MAIN_FLAGS, PRESETS
 from elastic_trainer.system.errors import UserError, figure_text

@@ -118,7 +118,7 @@ def test_limits_of_memory_that_are_none_are_refused_in_one_line():
         with pytest.raises(UserError, match=r"^memory .* must be a size, such as 900M, 1\.5G or 80%") as error:
             ElasticTraining(memory=memory)
         assert "\n" not in str(error.value)
-    share = ElasticTraining(memory="50%")._asked.settings.memory or 0.0
+    share = ElasticTraining(memory="50%").settings.memory or 0.0
     assert share == pytest.approx(0.5 * (free_memory_mb() or 0.0), rel=0.2)
 
 

@@ -1,4 +1,4 @@
-"""What steps report, in `fit` and by `Trainer`: metrics of several numbers, and numbers that are not finite."""
+"""What steps report, in `fit` and by `Trainer`: metrics of several numbers, numbers that are not finite, tensors."""
 
 import json
 
@@ -44,3 +44,29 @@ def test_values_that_are_not_finite_end_a_run_but_not_fit():
     history = model.fit(WITH_GAP, Y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[elastic]).history
     assert np.isnan(history["loss"][1]) and len(elastic.history.selections) == 4
     assert np.all(elastic.history.selection.importance == 1), "nothing is known of it"
+
+
+class UnusedLast(keras.Model):
+    """Its last layer has weights, and `call` does not use it."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = [keras.layers.Dense(size) for size in (4, 4, 3, 5)]
+        self.all[-1].build((None, 3))
+
+    def call(self, inputs):
+        return self.all[2](self.all[1](self.all[0](inputs)))
+
+
+def test_layers_that_the_loss_does_not_depend_on_neither_count_as_training_nor_as_the_head(capsys):
+    """Only the head fits."""
+    model = UnusedLast()
+    model(X)
+    model.compile("sgd", "mse")
+    before, scheme = model.get_weights(), "elastic_training_upper_part"
+    elastic = ElasticTraining(0.45, table=make_table(model), scheme=scheme, deterministic=True)
+    model.fit(X, Y, verbose=0, callbacks=[elastic])
+    moved = [not np.array_equal(old, new) for old, new in zip(before, model.get_weights(), strict=True)]
+    assert np.flatnonzero(moved).tolist() == [4, 5]
+    text = capsys.readouterr().out
+    assert "2 of 6 tensors train" in text and "the loss does not depend on 2 others" in text

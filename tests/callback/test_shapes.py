@@ -9,16 +9,15 @@ from keras import layers, ops
 
 from elastic_trainer import ElasticTraining
 
-RNG = np.random.default_rng(0)  # made again for each network
 CLASSES = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def normal(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def labels(*shape):
-    return RNG.integers(0, 3, shape)
+def labels(*shape, classes=3):
+    return np.random.default_rng(0).integers(0, classes, shape)
 
 
 class Student(keras.Model):
@@ -78,7 +77,7 @@ class Recommender(keras.Model):
 
 
 def recommender():
-    return Recommender(), RNG.integers(0, 9, (16, 2)), labels(16)
+    return Recommender(), labels(16, 2, classes=9), labels(16)
 
 
 class Graph(keras.Model):
@@ -86,7 +85,7 @@ class Graph(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.nodes, self.edges = tf.constant(normal(9, 4)), RNG.integers(0, 9, (2, 30))
+        self.nodes, self.edges = tf.constant(normal(9, 4)), labels(2, 30, classes=9)
         self.before, self.after, self.head = layers.Dense(4), layers.Dense(4), layers.Dense(3)
 
     def call(self, inputs):
@@ -97,7 +96,7 @@ class Graph(keras.Model):
 
 
 def graph():
-    return Graph(), RNG.integers(0, 9, 16), labels(16)
+    return Graph(), labels(16, classes=9), labels(16)
 
 
 SHAPES = [distillation, endpoint, translation, recommender, graph]
@@ -105,8 +104,6 @@ SHAPES = [distillation, endpoint, translation, recommender, graph]
 
 def trained(make, rho):
     """Losses, the weights before and after, and which tensors the callback trained (None: without it)."""
-    global RNG  # noqa: PLW0603
-    RNG = np.random.default_rng(0)
     keras.utils.set_random_seed(0)
     model, x, y = make()
     model.compile("adam", None if y is None else CLASSES)

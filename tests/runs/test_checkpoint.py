@@ -1,6 +1,6 @@
 """Checkpoints: the last two are kept, damaged ones are skipped, bad weights are never saved."""
 
-import os
+import resource
 
 import numpy as np
 import pytest
@@ -82,11 +82,8 @@ def test_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):
         Checkpoints(tmp_path).latest()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs resource limits")
 def test_file_size_limit_ends_the_run_in_one_line_and_keeps_the_checkpoints(tmp_path):
     """The system limits the size of files: below that of a checkpoint."""
-    import resource
-
     with pytest.raises(PowerCut):
         run(tmp_path / "run", InterruptingData(9))
     [*_, newest] = sorted((tmp_path / "run" / "checkpoints").iterdir())
@@ -98,3 +95,14 @@ def test_file_size_limit_ends_the_run_in_one_line_and_keeps_the_checkpoints(tmp_
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert latest(newest.parent).record["history"]["step"] == 9
+
+
+def test_a_listener_that_fails_at_the_start_is_reported_as_it_is(tmp_path, monkeypatch):
+    """The progress bar is not shown yet."""
+
+    def full_disk(*_):
+        raise UserError("metrics.csv: cannot be written: No space left on device")
+
+    monkeypatch.setattr(RunLog, "on_train_begin", full_disk)
+    with pytest.raises(UserError, match="No space left on device"):
+        run(tmp_path / "run", make_small_data())

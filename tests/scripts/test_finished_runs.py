@@ -1,11 +1,12 @@
-"""Reading the folders of earlier runs."""
+"""What figures read of finished runs: damaged files are one line that names them."""
 
 import re
 
 import pytest
+from finished_runs import read_run
 from made_up_runs import made_up_run
 
-from elastic_trainer.runs.reader import read_config, read_run, read_summary
+from elastic_trainer.runs.reader import read_config, read_summary
 from elastic_trainer.system.errors import UserError
 
 
