@@ -2,32 +2,25 @@
 
 Sensors are the INA3221 rail of a Jetson that carries all of its power, else the RAPL counters of an Intel or AMD
 processor. Only training time counts: `runs.history.Clocks` reads the meter when training starts and stops. A machine
-without a sensor needs the record of an external power meter (`recorded_joules`).
+without a sensor needs the record of an external power meter (`scripts/energy.py`).
 
 No machine with any of these sensors was available: all of this is tested on made-up files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from elastic_trainer.system.files import reading
 from elastic_trainer.system.machine import has_gpu
 from elastic_trainer.system.memory import text_of
 
 SAMPLING_SECONDS = 0.1  # these sensors average over 35 ms and more
-MAX_GAP_SECONDS = 60  # between two readings of an external meter
 WHOLE_BOARD = "VDD_IN"  # the rail of a Jetson that carries all of its power
 
 
@@ -132,56 +125,3 @@ def _rapl(root: Path) -> list[Sensor]:
     return [
         Sensor(f"RAPL {named[zone]}", partial(read, zone / "energy_uj"), read(zone / most)) for zone in whole or parts
     ]
-
-
-# --- an external power meter ------------------------------------------------------------------------------------------
-
-
-def recorded_joules(record: Path, spans: Sequence[Sequence[float]]) -> float:
-    """The energy within the `spans` of training, in seconds since 1970, that an external power meter recorded.
-
-    `record` is a CSV file with a header line and two columns: time, in seconds since 1970 or in ISO 8601 (local time if
-    it has no time zone), and watts. Raises `UserError` if it cannot be read, or does not cover the spans.
-    """
-    with reading(record), record.open(newline="", encoding="utf-8-sig") as file:
-        lines = [*enumerate(csv.reader(file), 1)][1:]
-        readings = sorted(_reading(number, line) for number, line in lines if line)
-        times, watts = np.reshape(readings, (-1, 2)).T
-        return integrate_power(times, watts, spans)
-
-
-def _reading(number: int, line: Sequence[str]) -> tuple[float, float]:
-    """Seconds since 1970 and watts in a line."""
-    with contextlib.suppress(ValueError, IndexError):
-        when, watts = _seconds(line[0].strip()), float(line[1])
-        if math.isfinite(when) and 0 <= watts < math.inf:
-            return when, watts
-    raise ValueError(
-        f"line {number} must contain a time (seconds since 1970, or 2026-01-31T12:00:00), a comma, and watts"
-    )
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-
-
-def integrate_power(times: np.ndarray, watts: np.ndarray, spans: Sequence[Sequence[float]]) -> float:
-    """Joules within the `spans` of training; power changes linearly between two readings. All in seconds since 1970.
-
-    Raises `ValueError` if the readings do not cover the spans.
-    """
-    joules = 0.0
-    for start, end in spans:
-        first, last = np.searchsorted(times, start, "right") - 1, np.searchsorted(times, end)
-        if first < 0 or last == len(times):
-            raise ValueError("does not cover all of training; give the record made during this run")
-        readings = times[first : last + 1]
-        if np.diff(readings).max(initial=0.0) > MAX_GAP_SECONDS:
-            raise ValueError(f"has no reading for more than {MAX_GAP_SECONDS} s of training")
-        at = np.clip(readings, start, end)
-        power = np.interp(at, times, watts)
-        joules += float(np.diff(at) @ (power[1:] + power[:-1])) / 2
-    return joules

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_trainer.energy import recorded_joules
 from elastic_trainer.runs.reader import SUMMARY, read_summary
 from elastic_trainer.settings import BEST_MODEL
 from elastic_trainer.settings.flags import duration_text
-from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import write_record
 from elastic_trainer.timing.wall_time import slowdown_of_steps
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:  # so that a finished run is reported without TensorFlow
     from elastic_trainer.selection.select import Selection
 
 
-MAX_SHIFT_SECONDS = 1  # of this machine's clock during a run that an external meter recorded
 MIN_PART = 0.05  # of the wall time of a run; what took less is not named
 
 
@@ -163,20 +160,3 @@ def _next_line(summary: dict[str, Any], folder: Path, deadline: float | None) ->
         before = duration_text(summary["elapsed_seconds"])
         text += f"; there was no time for a training step: what comes before the first one takes {before} here"
     return text
-
-
-def add_power(folder: Path, record: Path) -> str:
-    """Add the energy that an external power meter recorded (`energy.recorded_joules`) to the finished run in `folder`.
-
-    Returns the line to print. Raises `UserError` if a file cannot be read, if the record does not cover the run, or if
-    this machine's clock was set during the run; energy that is known already then stays.
-    """
-    summary = read_summary(folder)
-    shift = summary.get("clock_shift", 0.0)
-    if abs(shift) > MAX_SHIFT_SECONDS:
-        raise UserError(
-            f"{record}: cannot be used: this machine's clock was set by {shift:+.1f} s during the run; run again"
-        )
-    joules = recorded_joules(record, summary["training_spans"])
-    update_summary(folder, energy_joules=joules, energy_meter=str(record), energy_missing=None)
-    return f"energy of training: {joules:.6g} J"
