@@ -115,7 +115,7 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
 
 def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
     """Carry out a run on a core: its curve, "seconds:accuracy …". Raises `UserError` if it fails."""
-    photos = split_folder(args.data_root, run.data, "test", args.logdir / "data")
+    photos = split_folder(args.data_root, run.data, args.logdir / "data")
     shared, network = ["--data_dir", photos, "--seed", run.seed], ["--input_size", run.input_size, "--alpha", ALPHA]
     logdir = args.logdir / "others" / run.name
     if run.method == OURS:
@@ -201,7 +201,7 @@ def main() -> None:
     arrays = args.logdir / f"torch_{args.data}.npz"
     arrays.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(arrays, args.weights_file, INPUT_SIZES[args.data])
-    split_folder(args.data_root, args.data, "test", args.logdir / "data")
+    split_folder(args.data_root, args.data, args.logdir / "data")
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):
         cores.put(core)

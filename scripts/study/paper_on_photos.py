@@ -132,7 +132,7 @@ def link_photos(args: argparse.Namespace) -> None:
     for name in INPUT_SIZES:
         place = args.logdir / "data" / name
         if not place.is_dir():
-            split_folder(args.data_root, name, "test", args.logdir / "data").rename(place)
+            split_folder(args.data_root, name, args.logdir / "data").rename(place)
 
 
 def main() -> None:
