@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from elastic_trainer.cli.resolve import Prepared
     from elastic_trainer.datasets.image_data import ImageData
+    from elastic_trainer.runs.run_log import RunLog
     from elastic_trainer.runs.trainer import Trainer
 
 
@@ -92,8 +93,8 @@ def train_run(settings: Settings, start: float | None = None) -> None:
         with RunLog(folder, config, tensor_names(model)) as log:
             write_trained_images(folder, dataset.training_digests, trained_images(Path(settings.weights)))
             if settings.deadline is not None and settings.export is not None:  # a first conversion says what it takes
-                dataset.later_seconds += MARGIN * EXPORTERS[settings.export].conversion_seconds(model)
-            test = cache(partial(_images_to_test, settings, dataset, folder))
+                dataset.export_seconds = MARGIN * EXPORTERS[settings.export].conversion_seconds(model)
+            test = cache(partial(_images_to_test, settings, dataset, log))
             more = prepared.table, time.perf_counter() - start, prepared.memory
             train.train(settings.train_type, model, dataset, settings, log, *more, test)
             clocks = log.trainer.history.clocks
@@ -139,18 +140,26 @@ def _prepare(settings: Settings, start: float) -> tuple[keras.Model, Prepared]:
     return model, prepared
 
 
-def _images_to_test(settings: Settings, dataset: ImageData, folder: Path) -> ImageData | None:
-    """The images of a run's data set by which nothing is chosen, as `--evaluate` reads them; None if there are none."""
+def _images_to_test(settings: Settings, dataset: ImageData, log: RunLog) -> ImageData | None:
+    """The images of a run's data set by which nothing is chosen, as `--evaluate` reads them; None if there are none.
+
+    Before a deadline, as many as there is time for.
+    """
     import data
     from elastic_trainer.datasets.image_data import leave_out_trained
     from elastic_trainer.datasets.named import find_to_test
 
-    if not dataset.tested_later:
+    most, deadline = dataset.tested_later, log.trainer.deadline
+    if deadline is not None and deadline.fitting_tests() < most:
+        most, again = deadline.fitting_tests(), shlex.join(["python", "main.py", "--evaluate", str(log.folder)])
+        print(f"tested on {most} of {dataset.tested_later} images: time is short; {again} tests it on all")
+    if not most:
         return None
     try:
         source = find_to_test(settings, dataset.class_names)
+        source = source._replace(test=source.test.some(most))
         images = data.load(settings, None if settings.memory is None else 0.0, source)
-        leave_out_trained(images, folder, "the run in")
+        leave_out_trained(images, log.folder, "the run in")
     except UserError as error:  # such as that all are broken, or copies: the run is complete nevertheless
         print(f"warning: not tested: {error}")
         return None

@@ -101,6 +101,16 @@ def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, wo
     main.train_run(parse_training(["--resume", str(tmp_path / "mine")]))
 
 
+@pytest.mark.parametrize("fitting", [4, 0])
+def test_fewer_images_test_after_training_where_time_is_short(fitting, tmp_path, words, capsys, monkeypatch):
+    write_noise(tmp_path / "photos", seed=2, valid=2)  # so that test/ is read after training
+    monkeypatch.setattr(Deadline, "fitting_tests", lambda self: fitting)
+    main.train_run(parse_training([*words, "--deadline", "8"]))
+    summary, printed = json.loads((tmp_path / "mine" / "summary.json").read_text()), capsys.readouterr().out
+    assert f"tested on {fitting} of 9 images: time is short; python main.py --evaluate {tmp_path}/mine" in printed
+    assert summary.get("test_images") == (fitting or None)
+
+
 def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, words, capsys):
     """Neither computes the other: the clock ends the run, and steps take what was asked."""
     main.train_run(parse_training([*words, "--deadline", "12", "--rho", "0.9"]))
@@ -116,7 +126,8 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 
 def images(**values):
     """Examples that are counted alone."""
-    return SimpleNamespace(**{"train_count": 30, "test_count": 10, "tested_later": 0, "later_seconds": 0.0, **values})
+    counts = {"train_count": 30, "test_count": 10, "tested_later": 0}
+    return SimpleNamespace(**{**counts, "reading_seconds": 0.0, "export_seconds": 0.0, **values})
 
 
 def history_after(seconds, **values):
@@ -131,17 +142,25 @@ def test_steps_end_before_the_deadline_by_what_was_measured_last():
     image as fitting that model, or as a validation."""
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
     assert len(values["validation_seconds"]) > LATEST
-    tested = images(tested_later=20, later_seconds=4.0)
+    tested = images(tested_later=20, reading_seconds=0.1, export_seconds=2.0)
     for averages, data, fits, after in (
         (True, tested, True, 2 + 3 + 20 * 0.1),
         (True, tested, False, 2 + 3 + 20 * 0.2),
         (False, images(), True, 2.0),
     ):
+        kept = data.export_seconds + 0.1 * data.tested_later
         deadline = Deadline(100.0, history_after(50.0, starts_with_head=fits, **values), data, averages)
-        assert deadline.end == pytest.approx(100 * (1 - SHARE) - data.later_seconds - MARGIN * after)
+        assert deadline.end == pytest.approx(100 * (1 - SHARE) - kept - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
     averaged = history_after(50.0, **values, average_head_seconds=3.0)
     assert Deadline(100.0, averaged, images(), True).end == pytest.approx(99 - MARGIN * 2)
+
+
+def test_as_many_images_test_as_there_is_time_for():
+    data = images(tested_later=100, reading_seconds=0.1, export_seconds=10.0)
+    for now, fitting in ((50.0, 100), (69.0, 100), (80.9, 45), (90.0, 0), (120.0, 0)):
+        history = history_after(now, starts_with_head=True, first_model_seconds=3.0)
+        assert Deadline(100.0, history, data, False).fitting_tests() == fitting
 
 
 def test_the_share_of_the_time_counts_from_the_first_step():

@@ -109,7 +109,8 @@ class ShuffledData:
 
     view_count: int | None = 1  # views of each training example; None if every epoch has a new one
     tested_later = 0  # how many other examples test the best model once, after training
-    later_seconds = 0.0  # of a deadline, to keep for reading those, and for an export
+    reading_seconds = 0.0  # of one of those
+    export_seconds = 0.0  # to keep for an export before a deadline
 
     def __init__(self, name: str, train: Structures, test: Structures, batch_size: int, seed: int = 0) -> None:
         self._train, self._test = train, test

@@ -14,7 +14,7 @@ import numpy as np
 
 from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.datasets.batches import Order, ShuffledData
-from elastic_trainer.datasets.images import Images
+from elastic_trainer.datasets.images import Images, evenly
 from elastic_trainer.settings import TRAINED_IMAGES
 from elastic_trainer.system.errors import UserError
 from elastic_trainer.system.files import atomic_path, trusting
@@ -101,11 +101,6 @@ class ImageData(ShuffledData):
         """Cross-entropy of predicting each class's share of the training images, whatever the image."""
         shares = np.unique(self.train_images.labels, return_counts=True)[1] / self.train_count
         return float(-np.sum(shares * np.log(shares)))
-
-
-def evenly(count: int, most: int) -> np.ndarray:
-    """At most `most` of the numbers from 0 to count - 1, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
 
 
 def _fingerprint(images: Images) -> str:

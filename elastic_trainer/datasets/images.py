@@ -37,6 +37,11 @@ class ImageFiles:
     count: int
     examples: Callable[[], Iterable[tuple[ImageSource, int]]]
 
+    def some(self, most: int) -> ImageFiles:
+        """At most `most` of them, evenly spread."""
+        kept = {*evenly(self.count, most).tolist()}
+        return ImageFiles(len(kept), lambda: (one for number, one in enumerate(self.examples()) if number in kept))
+
 
 NO_IMAGES = ImageFiles(0, lambda: ())
 
@@ -67,6 +72,11 @@ class Images:
         if file is not None and hasattr(mmap, "MADV_DONTNEED"):
             file.madvise(mmap.MADV_DONTNEED)  # else each page that was read counts; the system keeps it outside
         return found
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most `most` of the numbers from 0 to count - 1, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int))
 
 
 def room_mb() -> float:

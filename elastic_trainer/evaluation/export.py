@@ -21,7 +21,8 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.image_data import ImageData, evenly
+from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.datasets.images import evenly
 from elastic_trainer.evaluation.predictions import forward_function
 from elastic_trainer.evaluation.text_table import text_table
 from elastic_trainer.networks.tflite import CALIBRATING_IMAGES, convert

@@ -32,13 +32,27 @@ class Deadline:
     def end(self) -> float:
         """When the steps must end, in seconds after the start of the program."""
         history, data = self._history, self._data
-        after = validation = max(history.validation_seconds[-LATEST:], default=0.0)
-        a_pass = history.first_model_seconds  # over the images that train, if the head was fitted
+        after = max(history.validation_seconds[-LATEST:], default=0.0)
         if self._averages and history.average_head_seconds is None:
-            after += a_pass
-        a_test = a_pass / data.train_count if history.starts_with_head else validation / max(data.test_count, 1)
-        after += data.tested_later * a_test  # of an image
-        return self.seconds * (1 - SHARE) - data.later_seconds - MARGIN * after
+            after += history.first_model_seconds  # a pass over the images that train
+        after += data.tested_later * self._test_seconds
+        kept = data.export_seconds + data.tested_later * data.reading_seconds
+        return self.seconds * (1 - SHARE) - kept - MARGIN * after
+
+    @property
+    def _test_seconds(self) -> float:
+        """Of an image that tests after training, once it is read."""
+        history, data = self._history, self._data
+        if history.starts_with_head:
+            return history.first_model_seconds / data.train_count
+        return max(history.validation_seconds[-LATEST:], default=0.0) / max(data.test_count, 1)
+
+    def fitting_tests(self) -> int:
+        """How many of the images that test after training there is time for now."""
+        data = self._data
+        left = self.seconds - self._history.clocks.elapsed() - data.export_seconds
+        each = max(data.reading_seconds + self._test_seconds, 1e-6)
+        return min(int(max(left, 0.0) / each), data.tested_later)
 
     @property
     def share(self) -> float:

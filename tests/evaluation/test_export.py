@@ -17,7 +17,7 @@ from small_networks import as_if_trained, some_images
 import main
 import models
 from elastic_trainer.cli.commands import parse_main
-from elastic_trainer.datasets.image_data import evenly
+from elastic_trainer.datasets.images import evenly
 from elastic_trainer.evaluation import export
 from elastic_trainer.system.errors import UserError
 
