@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -93,6 +94,13 @@ class OneLineParser(argparse.ArgumentParser):
                 help=plain(text).replace("%", "%%"),
                 **more,
             )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = [*(sys.argv[1:] if args is None else args)]
+        empty = next((word for word in words if word.startswith("--") and word.endswith("=--")), None)
+        if empty is not None:  # of which argparse makes a list without a value
+            raise UserError(f"{empty.removesuffix('=--')}: '--' is no value; give another")
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         unknown = message.removeprefix("unrecognized arguments: ")

@@ -100,6 +100,8 @@ def test_flag_of_the_other_command_is_reported_as_such():
         parse_profiler(["--num_epochs", "3"])
     with pytest.raises(UserError, match=r"--from_trace: there is no file 'no/such\.xplane\.pb'"):
         parse_profiler(["--from_trace", "no/such.xplane.pb"])
+    with pytest.raises(UserError, match=r"^--alpha: '--' is no value; give another$"):
+        parse_training(["--dataset_name", "digits", "--alpha=--"])
     with pytest.raises(UserError, match="--num_class: there is no such flag; did you mean '--num_classes'"):
         parse_profiler(["--num_class", "3"])
     with pytest.raises(UserError, match="--dataset: there is no such flag; did you mean '--dataset_name'"):
