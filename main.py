@@ -149,9 +149,10 @@ def _images_to_test(settings: Settings, dataset: ImageData, log: RunLog) -> Imag
     from elastic_trainer.datasets.image_data import leave_out_trained
     from elastic_trainer.datasets.named import find_to_test
 
-    most, deadline = dataset.tested_later, log.trainer.deadline
-    if deadline is not None and deadline.fitting_tests() < most:
-        most, again = deadline.fitting_tests(), shlex.join(["python", "main.py", "--evaluate", str(log.folder)])
+    deadline = log.trainer.deadline
+    most = dataset.tested_later if deadline is None else deadline.fitting_tests()
+    if most < dataset.tested_later:
+        again = shlex.join(["python", "main.py", "--evaluate", str(log.folder)])
         print(f"tested on {most} of {dataset.tested_later} images: time is short; {again} tests it on all")
     if not most:
         return None

@@ -179,10 +179,12 @@ def _with_network(given: Mapping[str, Any], settings: Settings) -> Settings:
 
     Weights and widths are of one network; those of a run are of its own.
     """
-    weights, name = given.get("weights", "imagenet"), settings.model_name
-    if name is None and weights not in ("imagenet", "none"):
+    weights = given.get("weights", "imagenet")
+    if settings.model_name is None and weights not in ("imagenet", "none"):
         before = config_of_model(Path(weights))
-        settings = replace(settings, **{one: before[one] for one in NETWORK_FIELDS if one in before} | {**given})
+        settings = replace(
+            settings, **{one: before[one] for one in NETWORK_FIELDS if one in before and one not in given}
+        )
     is_small = weights != "imagenet" or "alpha" in given or settings.dataset_name == "digits" or is_for_board(settings)
     if settings.model_name is None and is_small:
         settings = replace(settings, model_name=SMALL_NETWORK)
