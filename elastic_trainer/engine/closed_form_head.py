@@ -5,7 +5,7 @@ It takes one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Order, ShuffledData, Structure, block_rows
 from elastic_trainer.engine.feature_sums import HELD_BACK, Head, cross_entropy, fit_head
-from elastic_trainer.engine.step import StepValues
+from elastic_trainer.engine.features import FeatureCache
+from elastic_trainer.engine.step import BatchFunction, StepValues
 from elastic_trainer.engine.task import ImageClassification, Task
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.networks.tensors import last_layers
@@ -63,12 +64,18 @@ def linear_head(model: keras.Model) -> keras.layers.Dense | None:
 
 
 def closed_form_head(
-    task: Task, data: ShuffledData, room_mb: float = inf, between: Callable[[], None] = lambda: None
+    task: Task,
+    data: ShuffledData,
+    room_mb: float = inf,
+    between: Callable[[], None] = lambda: None,
+    kept: FeatureCache | None = None,
+    variables: Sequence[keras.Variable] = (),
 ) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
     None if this is no classifier of images that ends in a `linear_head`; or if fitting one takes more than `room_mb`,
-    which is reported. `between` is called before each block of images.
+    which is reported. `between` is called before each block of images. It starts from `kept` features, if there are
+    some: of the frozen prefix while `variables` train.
     """
     layer, count = linear_head(task.model), data.train_count
     if layer is None or not isinstance(task, ImageClassification):
@@ -81,16 +88,20 @@ def closed_form_head(
         return None
     rows, first = np.arange(count), np.zeros(count, np.int64)
     block = min(block_rows(data.training_inputs(Order(rows[:1], first[:1]))), data.max_rows)
-    inputs_of, found = _head_inputs(task, layer), []
+    whole, kept, found = _head_inputs(task, layer, variables), kept or FeatureCache(), []
+    split = kept.cut(whole, Order(rows[:block], first[:block]))
     for start in range(0, count, block):
         between()
-        some = slice(start, start + block)
-        inputs, outputs = inputs_of(data.training_inputs(Order(rows[some], first[some])))
-        if inputs is None or inputs.shape.rank != 2:
+        order = Order(rows, first).part(slice(start, start + block))
+        if split is not None:
+            kept.prepare(order)
+        values = data.training_inputs(order) if split is None else kept.read(order)
+        inputs, outputs = (split or whole).results(values, *data.training_targets(order.rows))
+        if len(inputs) != 1 or inputs[0].shape.rank != 2:
             return None
-        if not start and not np.allclose(layer(inputs), outputs, rtol=1e-3, atol=1e-3):
+        if not start and not np.allclose(layer(inputs[0]), outputs, rtol=1e-3, atol=1e-3):
             return None  # something follows the layer
-        found.append(inputs.numpy())
+        found.append(inputs[0].numpy())
     features, labels = np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
     head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
     logits, logits_before = head.logits(features), before.logits(features)
@@ -139,12 +150,12 @@ def recorded_inputs(layer: keras.layers.Layer) -> Iterator[list[tf.Tensor]]:
         object.__delattr__(layer, "call")
 
 
-def _head_inputs(task: Task, layer: keras.layers.Dense) -> Any:
-    """A function from images to what `layer` reads, or None if it is not called just once, and to the logits."""
+def _head_inputs(task: Task, layer: keras.layers.Dense, variables: Sequence[keras.Variable]) -> BatchFunction:
+    """A function of a batch: what `layer` reads in each call, and the logits. `variables` change between its calls."""
 
-    def function(inputs: Structure) -> tuple[tf.Tensor | None, tf.Tensor]:
-        with folded_batch_norm(task.model, ()), recorded_inputs(layer) as seen:  # nothing changes before they are there
+    def function(inputs: Structure, *_: Structure) -> tuple[list[tf.Tensor], tf.Tensor]:
+        with folded_batch_norm(task.model, {*map(id, variables)}), recorded_inputs(layer) as seen:
             outputs = task.outputs(inputs, training=False)
-        return seen[0] if len(seen) == 1 else None, outputs
+        return seen, outputs
 
-    return tf.function(function, autograph=False).get_concrete_function(*task.signature(None)[:1])
+    return BatchFunction(function, task.signature(None), variables)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from elastic_trainer.datasets.batches import Batch, Order, ShuffledData, Structure, block_rows
+from elastic_trainer.datasets.batches import NOTHING, Batch, Order, ShuffledData, Structure, block_rows
 from elastic_trainer.engine.prefix import SplitStep, find_cut
 from elastic_trainer.engine.step import BatchFunction, TrainStep, as_number
 from elastic_trainer.engine.task import Task
@@ -80,14 +80,14 @@ class FeatureCache:
         self._is_made, self.split = np.zeros(count, bool), split
         self.kept_mb, self.megabytes = megabytes, max(megabytes, self.megabytes)
 
-    def prepare(self, batch: Batch) -> float:
-        """Compute the features of `batch` that are missing, and enough upcoming ones to fill a block; the seconds."""
+    def prepare(self, order: Order, upcoming: Order = NOTHING) -> float:
+        """Compute the features of examples that are missing, and enough upcoming ones to fill a block; the seconds."""
         if self.split is None or self.data is None:
             return 0.0
-        start, numbers = time.perf_counter(), self._numbers(batch.order)
+        start, numbers = time.perf_counter(), self._numbers(order)
         missing = numbers[~self._is_made[numbers]].tolist()
         if missing:
-            later = self._numbers(batch.upcoming)
+            later = self._numbers(upcoming)
             wanted = [*dict.fromkeys([*missing, *later[~self._is_made[later]].tolist()])]
             numbers, rows = np.array(wanted[: max(self._block, len(missing))]), max(self.data.max_rows, 1)
             for some in np.split(numbers, range(rows, len(numbers), rows)):
@@ -100,6 +100,21 @@ class FeatureCache:
         """The features of examples that are prepared: [n, …] for each cut tensor."""
         numbers = self._numbers(order)
         return [tf.constant(values[numbers]) for values in self._values]
+
+    def cut(self, function: BatchFunction, order: Order) -> SplitStep | None:
+        """`function` of a batch from the features on; None if it needs others. They are compared on those of `order`.
+
+        While features are kept, its `variables` must be those that train.
+        """
+        cut = find_cut(function) if self.split is not None else None
+        if cut is None:
+            return None
+        split, _ = SplitStep(function, cut), self.prepare(order)
+        kept, needed = self.read(order), split.prefix(self._inputs(self._numbers(order)))
+        is_same = [one.shape for one in kept] == [one.shape for one in needed] and all(
+            np.allclose(one, other, 1e-2, 1e-3 * np.abs(other).max()) for one, other in zip(kept, needed, strict=True)
+        )
+        return split if is_same else None
 
     def drop(self) -> None:
         """Keep none from now on."""

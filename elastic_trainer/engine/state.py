@@ -16,6 +16,7 @@ from elastic_trainer.engine.features import Evaluation, FeatureCache
 from elastic_trainer.engine.memory import step_memory
 from elastic_trainer.engine.step import TrainStep, as_numbers
 from elastic_trainer.engine.task import Task
+from elastic_trainer.engine.weight_mean import WeightMean, is_mean
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.machine import release_memory
 from elastic_trainer.system.memory_budget import MemoryBudget
@@ -78,6 +79,7 @@ class TrainState:
         self.memory.start()
         # What the process is expected to take at most with the adopted step; None if nothing is known of it.
         self.predicted_mb: float | None = None
+        self.mean = WeightMean()  # of the weights that train now
         self.folds = True  # frozen batch norm, where that saves time; else steps are those of `fit`, bit for bit
         self.task = task
         self.replace(task.model, optimizer)
@@ -162,7 +164,7 @@ class TrainState:
     def train(self, batch: Batch) -> StepResult:
         """One step on one batch, in parts or as a whole; loss and measures are those of all of it."""
         assert self._step is not None, "a scheme must select before the first step"
-        caching_ms = 1e3 * self.features.prepare(batch)
+        caching_ms = 1e3 * self.features.prepare(batch.order, batch.upcoming)
         split, results = self.features.split, []
         step = split or self._step
         if split is None:
@@ -183,6 +185,17 @@ class TrainState:
         step_ms, first_call_ms = (wall_ms, None) if was_warm else (None, wall_ms)
         return StepResult(sum(losses) / len(losses), measures, rates[-1], step_ms, first_call_ms, caching_ms)
 
+    def take_weights(self) -> None:
+        """Add the weights that train to their mean; not with a limit of memory, which does not count it."""
+        if isinstance(self._step, TrainStep) and not self.memory.has_limit:
+            self.mean.add(self._step.variables)
+
+    def average_weights(self) -> None:
+        """Replace the weights that train by their mean, if there is one. No step follows."""
+        if isinstance(self._step, TrainStep):
+            self.mean.assign(self._step.variables)
+        self.mean = WeightMean()
+
     def average_head(self, data: ShuffledData, between: Callable[[], None]) -> float | None:
         """Replace the head by the mean of itself and the closed-form head of the trained network, if there is one.
 
@@ -195,24 +208,27 @@ class TrainState:
         from elastic_trainer.engine.closed_form_head import closed_form_head
 
         start = time.perf_counter()
-        self._release()
-        release_memory()
-        found = closed_form_head(self.task, data, self.memory.left_mb, between)
+        if self.features.split is None or self.memory.has_limit:
+            self._release()
+            release_memory()
+        variables = self._step.variables if isinstance(self._step, TrainStep) else ()
+        found = closed_form_head(self.task, data, self.memory.left_mb, between, self.features, variables)
         if found is None or not found.is_scaled.any():
             return None
         found.average()
         return time.perf_counter() - start
 
     def values(self) -> dict[str, np.ndarray]:
-        """All variables of the network and the optimizer, by kind and position."""
-        return {name: variable.numpy() for name, variable in self._variables()}
+        """All variables of the network and the optimizer, by kind and position, and the mean of weights."""
+        return {**{name: variable.numpy() for name, variable in self._variables()}, **self.mean.to_arrays()}
 
     def assign(self, values: dict[str, np.ndarray]) -> None:
         """Restore what `values` returned; the next step needs `adopt`.
 
         Raises `UserError` if that was another network or optimizer.
         """
-        variables = dict(self._variables())
+        variables, self.mean = dict(self._variables()), WeightMean(values)
+        values = {name: value for name, value in values.items() if not is_mean(name)}
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         if shapes != {name: value.shape for name, value in values.items()}:
             raise UserError(

@@ -6,7 +6,6 @@ Both start from ImageNet's weights. The paper names its networks, and chooses no
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -22,7 +21,7 @@ from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.settings.network_names import PACKAGED_NETWORK, SMALL_NETWORK, SMALL_WIDTH
 
 SIZES = 224, 192, 160, 128  # of the input, in pixels
-TIMED_IMAGES, TIMED_PASSES = 8, 3
+TIMED_IMAGES, TIMED_SECONDS = 8, 0.5  # a device with a share of a processor is fast for a tenth of a second
 HOST = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2"  # from which Keras downloads
 ANSWER_SECONDS = 3  # that it may take
 
@@ -69,7 +68,7 @@ def _can_be_downloaded(size: int) -> bool:
 
 
 def forward_ms(model: keras.Model) -> tuple[float, float]:
-    """Milliseconds of a forward pass an image, of several images at once and of one alone (medians)."""
+    """Milliseconds of a forward pass an image, of several images at once and of one alone (means)."""
 
     def function(images: tf.Tensor) -> tf.Tensor:
         with folded_batch_norm(model, ()):
@@ -80,11 +79,10 @@ def forward_ms(model: keras.Model) -> tuple[float, float]:
     images = np.random.default_rng(0).uniform(0, 255, (TIMED_IMAGES, *shape[1:])).astype(np.float32)
     found = []
     for some in (tf.constant(images), tf.constant(images[:1])):
-        seconds = [0.0] * TIMED_PASSES
         compiled(some)
-        for index in range(TIMED_PASSES):
-            start = time.perf_counter()
+        start, passes, seconds = time.perf_counter(), 0, 0.0
+        while seconds < TIMED_SECONDS:
             np.asarray(compiled(some))
-            seconds[index] = time.perf_counter() - start
-        found.append(1e3 * statistics.median(seconds) / len(some))
+            passes, seconds = passes + 1, time.perf_counter() - start
+        found.append(1e3 * seconds / (passes * len(some)))
     return found[0], found[1]

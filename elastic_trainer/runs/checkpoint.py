@@ -17,7 +17,7 @@ import numpy as np
 from elastic_trainer.system.errors import START_AGAIN, UserError
 from elastic_trainer.system.files import atomic_path, check_unpacked, writing
 
-VERSION = 9  # of the contents of the state
+VERSION = 10  # of the contents of the state
 _STATE = "state"
 
 

@@ -19,6 +19,7 @@ from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.optimizers import idle_optimizer, optimizer_of
 from elastic_trainer.engine.state import StepResult, TrainState, not_finite
 from elastic_trainer.engine.task import CompiledTask, Task, task_of
+from elastic_trainer.engine.weight_mean import WeightMean
 from elastic_trainer.profiling.tables import estimated_table
 from elastic_trainer.runs.history import History
 from elastic_trainer.selection.budget import feature_misses
@@ -153,6 +154,7 @@ class Engine:
             self.training.optimizer.iterations.assign(history.step - self.schedule.from_step)
         if history.step == self.schedule.from_step:
             history.start_schedule()
+            self.training.mean = WeightMean()
 
     def _notify(self, hook: str, *values: Any) -> None:
         """A hook of those who listen; an engine by itself has none."""
@@ -168,6 +170,7 @@ class Engine:
             self._notify("set_model", training.model)
         start = time.perf_counter()
         self._adopt(selection)
+        training.mean = WeightMean()  # other weights train from now on
         selection.seconds["trace"] = selection.seconds.get("trace", 0.0) + time.perf_counter() - start
         training.check_memory()
         predicted_mb = training.predicted_mb

@@ -20,6 +20,7 @@ import keras
 from elastic_trainer.datasets.batches import ShuffledData
 from elastic_trainer.engine.optimizers import pass_time
 from elastic_trainer.engine.task import Task
+from elastic_trainer.engine.weight_mean import EVERY, LAST
 from elastic_trainer.runs.deadline import Deadline
 from elastic_trainer.runs.engine import Engine
 from elastic_trainer.runs.listener import Listener, logs_of
@@ -95,6 +96,8 @@ class Trainer(Engine):
                             if self.deadline is not None:
                                 pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
+                            if settings.average_weights and history.step % EVERY == 0 and self._share >= 1 - LAST:
+                                self.training.take_weights()
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
                 if history.step >= end or self._is_over():
@@ -117,6 +120,13 @@ class Trainer(Engine):
         found, memory = run_results(self.history, self.task.score), self.training.memory
         found |= {"feature_mb": self.training.features.megabytes, "start_memory_mb": memory.start_mb}
         return {**found, "memory_budget_mb": memory.limit_mb if memory.has_limit else None}
+
+    @property
+    def _share(self) -> float:
+        """The share of the schedule that has passed, in steps or, with a deadline, in time."""
+        first, step = self.schedule.from_step, self.history.step
+        steps = (step - first) / (self.schedule.total_steps - first)
+        return steps if self.deadline is None else max(steps, self.deadline.share)
 
     def _begin(self) -> None:
         """Pass the trainer and the model to the listeners."""
@@ -150,10 +160,14 @@ class Trainer(Engine):
         """End the epoch, and validate if that is due. At the end of the run, average the head first."""
         history = self.history
         self._tick()
+        if not self.training.is_adopted:  # resumed when only this was left
+            self._adopt(history.selection)
         # A run whose time this validation uses up must average before it.
         validates = self._averages_later and self._is_validation_due(is_last=False)
         later = max(history.validation_seconds, default=0.0) if validates else 0.0
         is_last = history.step >= self.schedule.total_steps or self._is_over(later)
+        if is_last:
+            self.training.average_weights()
         if is_last and self._averages_later:
             with history.clocks.running("training"):
                 history.average_head_seconds = self.training.average_head(self.data, self._may_stop)

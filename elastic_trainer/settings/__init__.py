@@ -76,6 +76,8 @@ class Settings:
             after the last epoch; 1 validates after each.
         micro_batch: 0: a step takes the batch at once.
         starts_with_head: with `save_model`, the closed-form head is fitted first and is the first best model.
+        average_weights: after the last step, the weights become their mean over the last part of the run, see
+            `engine.weight_mean`.
         average_head: after the last step, average the head with the closed-form head of the trained network, see
             `TrainState.average_head`.
         has_fillers: tensors of negative importance train where the budget has room; never in the paper.
@@ -188,6 +190,7 @@ class Settings:
     warmup: float = 0.0
     validation_share: float = 1.0
     starts_with_head: bool = False
+    average_weights: bool = False
     average_head: bool = False
     has_fillers: bool = False
     checkpoint_minutes: float = 10.0
@@ -233,6 +236,7 @@ PRESETS: dict[str, Settings] = {
         warmup=0.1,
         validation_share=0.1,
         starts_with_head=True,
+        average_weights=True,
         average_head=True,
         has_fillers=True,
     ),
@@ -253,7 +257,7 @@ PRESETS: dict[str, Settings] = {
 # Of the photos' preset: what Adam and PruneTrain do not have.
 TRAINING = (
     *("learning_rate", "gradient_clipping", "warmup"),
-    *("validation_share", "average_head", "has_fillers"),
+    *("validation_share", "average_weights", "average_head", "has_fillers"),
 )
 ALL_FLAGS: dict[str, Flag] = flags_of(Settings)
 MAIN_FLAGS = {name: one for name, one in ALL_FLAGS.items() if one.section != PROFILE}

@@ -7,6 +7,7 @@ from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model
 from small_networks import built_optimizer, values
 
 from elastic_trainer.datasets.image_data import ImageData
+from elastic_trainer.engine.closed_form_head import closed_form_head
 from elastic_trainer.engine.features import Evaluation, FeatureCache
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.state import TrainState
@@ -169,3 +170,20 @@ def test_no_features_of_the_test_examples_are_kept_without_memory_for_them(passe
         evaluation.keep_features(model.trainable_variables[-2:], data.test_count, room_mb)
         evaluation(data.test())
         assert sum(passes) == kept
+
+
+@pytest.mark.parametrize("spoils", [False, True])
+def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(spoils, computed, monkeypatch):
+    model, data = make_small_model(), images("none")
+    data.max_rows = 4
+    state = state_of(model, data)
+    train(state, data, 2, head(model))
+    if spoils:  # as where the step keeps other tensors of the same shape
+        read = FeatureCache.read
+        monkeypatch.setattr(FeatureCache, "read", lambda self, order: [value + 1 for value in read(self, order)])
+    made = len(computed)
+    found = closed_form_head(state.task, data, kept=state.features, variables=model.trainable_variables[-2:])
+    assert len(computed) - made == 4, "the first block is compared"
+    expected = closed_form_head(state.task, data)
+    for one, other in zip(found.head, expected.head, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
