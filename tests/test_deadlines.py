@@ -126,7 +126,7 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 
 def images(**values):
     """Examples that are counted alone."""
-    counts = {"train_count": 30, "test_count": 10, "tested_later": 0}
+    counts = {"train_count": 30, "test_count": 10, "tested_later": 0, "view_count": 2}
     return SimpleNamespace(**{**counts, "reading_seconds": 0.0, "export_seconds": 0.0, **values})
 
 
@@ -138,18 +138,21 @@ def history_after(seconds, **values):
 
 
 def test_steps_end_before_the_deadline_by_what_was_measured_last():
-    """The longest of the latest validations; averaging as the first model, until it was done; a test as long for each
-    image as fitting that model, or as a validation."""
+    """The longest of the latest validations; averaging as the first model without the features that are kept, until
+    it was done; a test as long for each image as fitting that model, or as a validation."""
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
     assert len(values["validation_seconds"]) > LATEST
     tested = images(tested_later=20, reading_seconds=0.1, export_seconds=2.0)
-    for averages, data, fits, after in (
-        (True, tested, True, 2 + 3 + 20 * 0.1),
-        (True, tested, False, 2 + 3 + 20 * 0.2),
-        (False, images(), True, 2.0),
+    for averages, data, fits, cached, after, tests in (
+        (True, tested, True, 0.0, 2 + 3, 20 * 0.1),
+        (True, tested, True, 2.0, 2 + 2, 20 * 0.1),
+        (True, tested, True, 20.0, 2 + 1.5, 20 * 0.1),
+        (True, tested, False, 0.0, 2 + 3, 20 * 0.2),
+        (False, images(), True, 2.0, 2.0, 0.0),
     ):
-        kept = data.export_seconds + 0.1 * data.tested_later
-        deadline = Deadline(100.0, history_after(50.0, starts_with_head=fits, **values), data, averages)
+        kept = data.export_seconds + 0.1 * data.tested_later + tests
+        history = history_after(50.0, starts_with_head=fits, caching_ms=1e3 * cached, **values)
+        deadline = Deadline(100.0, history, data, averages)
         assert deadline.end == pytest.approx(100 * (1 - SHARE) - kept - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
     averaged = history_after(50.0, **values, average_head_seconds=3.0)

@@ -153,7 +153,7 @@ def recorded_inputs(layer: keras.layers.Layer) -> Iterator[list[tf.Tensor]]:
 def _head_inputs(task: Task, layer: keras.layers.Dense, variables: Sequence[keras.Variable]) -> BatchFunction:
     """A function of a batch: what `layer` reads in each call, and the logits. `variables` change between its calls."""
 
-    def function(inputs: Structure, *_: Structure) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def function(inputs: Structure, *others: Structure) -> tuple[list[tf.Tensor], tf.Tensor]:
         with folded_batch_norm(task.model, {*map(id, variables)}), recorded_inputs(layer) as seen:
             outputs = task.outputs(inputs, training=False)
         return seen, outputs
