@@ -181,6 +181,8 @@ class ElasticSteps:
             table = estimated_table(task, task.model.optimizer, len(batch), payoff.full_ms if decides else None)
             # An estimate is no reason to end a fit.
             settings = replace(settings, rho=max(settings.rho, smallest_rho(table, task.head)))
+            if settings.rho > fit.callback.settings.rho:
+                fit.callback.say(f"rho is {settings.rho:.2f}: by an estimate, training the head alone takes that")
         self.engine = Engine(task, FitData(fit.steps, len(batch), self._recent), fit.callback.scheme, settings, table)
         self.engine.training.folds = settings.rho < 1  # else plain fit, bit for bit
         self.engine.plan(fit.steps, fit.first_epoch)

@@ -113,6 +113,8 @@ class Payoff:
     @property
     def evidence(self) -> str:
         """In words, by what weights are said to be trained or not."""
+        if not self._count:
+            return "it has no biases or scales that could show training"
         return f"{self._moved} of {self._count} biases and scales have left the constants where they start"
 
     @property
@@ -141,10 +143,10 @@ class Payoff:
         """What to do in the `steps_left` of the fit."""
         if len(self._step_ms) < TIMED_STEPS:
             return Decision(Phase.WAITS, "")
-        left_ms = steps_left * self.full_ms
-        if (1 - self._rho) * left_ms < MARGIN * self.switching_ms:
-            cost = f"{self.switching_ms / 1e3:.0f} s of measuring and compiling"
-            why = f"{left_ms / 1e3:.0f} s of steps are too few to win back about {cost}"
+        saved_ms = (1 - self._rho) * steps_left * self.full_ms  # at most
+        if saved_ms < MARGIN * self.switching_ms:
+            cost = f"the {self.switching_ms / 1e3:.2g} s that measuring and compiling take"
+            why = f"elastic steps could save {saved_ms / 1e3:.2g} s, less than twice {cost}"
             return Decision(Phase.LEFT, f"{why}; {ALONE}")
         follows = "its upper part trains from now on"
         if self._is_new and 2 * self._moved > self._count:
@@ -155,7 +157,7 @@ class Payoff:
             gain = f"the latest {len(losses) // 2} of {len(losses)} hardly lowered {name}"
             why = f"everything has trained for {len(losses)} epochs, and {gain}"
             return Decision(Phase.COMPARES, f"{why}; {follows}")
-        since = f"since only {self.evidence}" if self._is_new else "since its optimizer has trained it before"
+        since = f"since {'only ' * (self._count > 0)}{self.evidence}" if self._is_new else "since its optimizer has trained it before"
         return Decision(Phase.WAITS, f"everything trains until the loss settles, {since}")
 
 
