@@ -185,5 +185,6 @@ def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(s
     found = closed_form_head(state.task, data, kept=state.features, variables=model.trainable_variables[-2:])
     assert len(computed) - made == 4, "the first block is compared"
     expected = closed_form_head(state.task, data)
+    assert found is not None and expected is not None
     for one, other in zip(found.head, expected.head, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
