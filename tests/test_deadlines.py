@@ -143,14 +143,14 @@ def test_steps_end_before_the_deadline_by_what_was_measured_last():
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
     assert len(values["validation_seconds"]) > LATEST
     tested = images(tested_later=20, reading_seconds=0.1, export_seconds=2.0)
-    for averages, data, fits, cached, after, tests in (
-        (True, tested, True, 0.0, 2 + 3, 20 * 0.1),
-        (True, tested, True, 2.0, 2 + 2, 20 * 0.1),
-        (True, tested, True, 20.0, 2 + 1.5, 20 * 0.1),
-        (True, tested, False, 0.0, 2 + 3, 20 * 0.2),
-        (False, images(), True, 2.0, 2.0, 0.0),
+    for averages, data, fits, cached, after in (
+        (True, tested, True, 0.0, 2 + 3 + 20 * 0.1),
+        (True, tested, True, 2.0, 2 + 2 + 20 * 0.1),
+        (True, tested, True, 20.0, 2 + 1.5 + 20 * 0.1),
+        (True, tested, False, 0.0, 2 + 3 + 20 * 0.2),
+        (False, images(), True, 2.0, 2.0),
     ):
-        kept = data.export_seconds + 0.1 * data.tested_later + tests
+        kept = data.export_seconds + 0.1 * data.tested_later
         history = history_after(50.0, starts_with_head=fits, caching_ms=1e3 * cached, **values)
         deadline = Deadline(100.0, history, data, averages)
         assert deadline.end == pytest.approx(100 * (1 - SHARE) - kept - MARGIN * after)

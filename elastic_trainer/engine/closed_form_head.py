@@ -16,7 +16,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from elastic_trainer.datasets.batches import Order, ShuffledData, Structure, block_rows
-from elastic_trainer.engine.feature_sums import HELD_BACK, Head, cross_entropy, fit_head
+from elastic_trainer.engine.feature_sums import HELD_BACK, Head, cross_entropy, fit_head, mean_head
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.step import BatchFunction, StepValues
 from elastic_trainer.engine.task import ImageClassification, Task
@@ -45,12 +45,11 @@ class ClosedFormHead(NamedTuple):
         self.layer.bias.assign(self.head.bias)
 
     def average(self) -> None:
-        """Give the network the mean of its head and this one, whose logits are the means of both heads' logits.
-
-        Outputs that are not `is_scaled` stay as they are.
-        """
-        for variable, values in zip((self.layer.kernel, self.layer.bias), self.head, strict=True):
-            variable.assign(tf.where(self.is_scaled, (variable + values) / 2, variable))
+        """Give the network the mean of its head and this one, see `mean_head`."""
+        trained = Head(np.asarray(self.layer.kernel), np.asarray(self.layer.bias))
+        mean = mean_head(trained, self.head, self.is_scaled, self.loss)
+        for variable, values in zip((self.layer.kernel, self.layer.bias), mean, strict=True):
+            variable.assign(values)
 
 
 def linear_head(model: keras.Model) -> keras.layers.Dense | None:

@@ -20,6 +20,7 @@ import numpy as np
 SHRINKAGES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
 SCALES = np.geomspace(0.02, 2, 24)  # of logits
 HELD_BACK = 5  # one image in HELD_BACK of each class
+SURE = 0.01  # a loss at which the scale of logits is not known: training has shaped the features of images held back
 NO_IMAGES = -1e4  # bias of a class without images
 
 
@@ -112,6 +113,24 @@ def fit_head(features: np.ndarray, labels: np.ndarray, classes: int) -> Head:
         heads = FeatureSums.of(features[~is_held], labels[~is_held], classes).heads(SHRINKAGES)
         losses = held_losses(heads, features[is_held], labels[is_held])
     return FeatureSums.of(features, labels, classes).head(*chosen(losses))
+
+
+def mean_head(trained: Head, closed: Head, is_scaled: np.ndarray, loss: float) -> Head:
+    """The mean of a trained head and of the closed form, which has this mean `loss` on images.
+
+    Outputs that are not bool [classes] `is_scaled` stay as trained. Where the closed form is `SURE`, its scale means
+    nothing: the mean then has the spread of the trained head, which changes no prediction, but how sure it is.
+    """
+    mean = Head((trained.kernel + closed.kernel) / 2, (trained.bias + closed.bias) / 2)
+    spread, wide = (_spread(each.kernel[:, is_scaled]) for each in (trained, mean))
+    factor = np.float32(spread / wide if loss < SURE and spread < wide else 1.0)
+    kernel, bias = np.where(is_scaled, factor * mean.kernel, trained.kernel), factor * mean.bias
+    return Head(kernel, np.where(is_scaled, bias, trained.bias))
+
+
+def _spread(kernel: np.ndarray) -> float:
+    """How far the outputs of a kernel [features, classes] are apart."""
+    return float(np.linalg.norm(kernel - kernel.mean(axis=1, keepdims=True)))
 
 
 def held_back(labels: np.ndarray) -> np.ndarray:

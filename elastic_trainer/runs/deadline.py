@@ -37,9 +37,9 @@ class Deadline:
             # A pass over the images that train, without what their features took, in one of their views.
             first, made = history.first_model_seconds, history.caching_ms / 1e3 / (data.view_count or 1)
             after += max(first - made, first / 2)
-        # Needs no margin: fewer images test if time is short.
-        tests = data.tested_later * (data.reading_seconds + self._test_seconds)
-        return self.seconds * (1 - SHARE) - data.export_seconds - MARGIN * after - tests
+        after += data.tested_later * self._test_seconds
+        kept = data.export_seconds + data.tested_later * data.reading_seconds
+        return self.seconds * (1 - SHARE) - kept - MARGIN * after
 
     @property
     def _test_seconds(self) -> float:

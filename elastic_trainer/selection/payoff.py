@@ -157,7 +157,11 @@ class Payoff:
             gain = f"the latest {len(losses) // 2} of {len(losses)} hardly lowered {name}"
             why = f"everything has trained for {len(losses)} epochs, and {gain}"
             return Decision(Phase.COMPARES, f"{why}; {follows}")
-        since = f"since {'only ' * (self._count > 0)}{self.evidence}" if self._is_new else "since its optimizer has trained it before"
+        since = (
+            f"since {'only ' * (self._count > 0)}{self.evidence}"
+            if self._is_new
+            else "since its optimizer has trained it before"
+        )
         return Decision(Phase.WAITS, f"everything trains until the loss settles, {since}")
 
 

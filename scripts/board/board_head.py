@@ -4,7 +4,18 @@ from typing import Dict, List  # Python 3.6
 
 import numpy as np
 from board_memory import free_memory_mb
-from board_sums import HELD_BACK, SCALES, SHRINKAGES, FeatureSums, Head, chosen, cross_entropy, held_back, held_losses
+from board_sums import (
+    HELD_BACK,
+    SCALES,
+    SHRINKAGES,
+    FeatureSums,
+    Head,
+    chosen,
+    cross_entropy,
+    held_back,
+    held_losses,
+    mean_head,
+)
 
 BLOCK = 256  # photos whose features are in memory
 
@@ -27,8 +38,9 @@ def fit(network, examples, places, has_time):
     """The linear discriminant of what the head reads, as main.py fits it; `places` are those of the head's kernel and
     bias among the variables that train. Two passes over the photos, in blocks.
 
-    Returns the head, whether it does better on photos that it was not fitted to than the one that the network has, and
-    bool [classes], the outputs whose scale is known. None if the network has no such head, or memory or time is short.
+    Returns the head, whether it does better on photos that it was not fitted to than the one that the network has, bool
+    [classes], the outputs whose scale is known, and its mean loss on those photos. None if the network has no such
+    head, or memory or time is short.
     """
     state = network.call("state")
     kernel, bias = (state[f"weights_{place}"] for place in places)
@@ -54,7 +66,8 @@ def fit(network, examples, places, has_time):
                 loss_before += len(labels) * cross_entropy(logits, labels)
     total = FeatureSums.together([*sums.values()])
     is_scaled = (total.counts > 0) & (total.counts.max() >= HELD_BACK)
-    return total.head(*chosen(losses)), not heads or np.min(losses) < loss_before, is_scaled
+    is_better, loss = not heads or np.min(losses) < loss_before, np.min(losses) / max(is_held.sum(), 1)
+    return total.head(*chosen(losses)), is_better, is_scaled, loss
 
 
 def set_head(network, places, state, head):
@@ -65,7 +78,7 @@ def set_head(network, places, state, head):
 def average_head(network, places, found):
     """Replace the head by the mean of itself and what `fit` found, if anything, as main.py does it."""
     if found and found[2].any():
-        head, _, is_scaled = found
+        head, _, is_scaled, loss = found
         state = network.call("state")
-        trained = (state[f"weights_{place}"] for place in places)
-        set_head(network, places, state, [np.where(is_scaled, (old + new) / 2, old) for old, new in zip(trained, head)])
+        trained = Head(*(state[f"weights_{place}"] for place in places))
+        set_head(network, places, state, mean_head(trained, head, is_scaled, loss))

@@ -198,7 +198,7 @@ class Run:
             self.keep_best(row["test_accuracy"], tested)
         state["epochs"], state["sums"] = [*state["epochs"], row], [0.0, 0.0]
         device.show("", end="")
-        found = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in row.items())
+        found = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in row.items())
         device.say(f"epoch {len(state['epochs'])}: {found}, {state['seconds']:.1f} s")
 
     def finish(self):

@@ -10,6 +10,7 @@ from small_networks import values
 
 from elastic_trainer import Settings, Trainer
 from elastic_trainer.engine.closed_form_head import closed_form_head
+from elastic_trainer.engine.feature_sums import Head, mean_head
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.runs.listener import Listener
 from elastic_trainer.system.errors import Stopped
@@ -132,3 +133,20 @@ def test_without_the_memory_for_it_the_head_stays_as_it_is(plain, capsys):
     short.run()
     assert re.search(r"no closed-form head: it takes \d+ MB, and 0 MB are left", capsys.readouterr().out)
     assert_same(plain, short)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.5])
+def test_where_the_closed_form_is_sure_of_everything_the_mean_is_as_sure_as_the_trained_head(loss):
+    random = np.random.default_rng(0)
+    trained = Head(*(random.normal(size=shape).astype(np.float32) for shape in ((8, 5), (5,))))
+    closed = Head(*(100 * random.normal(size=shape).astype(np.float32) for shape in ((8, 5), (5,))))
+    is_scaled, features = np.array([True] * 4 + [False]), random.normal(size=(40, 8)).astype(np.float32)
+    mean = mean_head(trained, closed, is_scaled, loss)
+    plain = Head((trained.kernel + closed.kernel) / 2, (trained.bias + closed.bias) / 2)
+    logits, expected = mean.logits(features)[:, :4], plain.logits(features)[:, :4]
+    np.testing.assert_array_equal(logits.argmax(axis=1), expected.argmax(axis=1))
+    np.testing.assert_array_equal(mean.kernel[:, 4], trained.kernel[:, 4])
+    if loss:
+        np.testing.assert_allclose(logits, expected, rtol=1e-4)
+    else:
+        assert 0.5 < np.std(logits) / np.std(trained.logits(features)[:, :4]) < 2
