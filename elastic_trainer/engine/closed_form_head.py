@@ -68,13 +68,12 @@ def closed_form_head(
     room_mb: float = inf,
     between: Callable[[], None] = lambda: None,
     kept: FeatureCache | None = None,
-    variables: Sequence[keras.Variable] = (),
 ) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
     None if this is no classifier of images that ends in a `linear_head`; or if fitting one takes more than `room_mb`,
     which is reported. `between` is called before each block of images. It starts from `kept` features, if there are
-    some: of the frozen prefix while `variables` train.
+    some.
     """
     layer, count = linear_head(task.model), data.train_count
     if layer is None or not isinstance(task, ImageClassification):
@@ -87,7 +86,8 @@ def closed_form_head(
         return None
     rows, first = np.arange(count), np.zeros(count, np.int64)
     block = min(block_rows(data.training_inputs(Order(rows[:1], first[:1]))), data.max_rows)
-    whole, kept, found = _head_inputs(task, layer, variables), kept or FeatureCache(), []
+    kept, found = kept or FeatureCache(), []
+    whole = _head_inputs(task, layer, kept.variables)
     split = kept.cut(whole, Order(rows[:block], first[:block]))
     for start in range(0, count, block):
         between()

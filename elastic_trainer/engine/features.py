@@ -32,6 +32,7 @@ class FeatureCache:
 
     Attributes:
         split: the step that starts from the features; None while none are kept.
+        variables: those that it trains.
         megabytes, kept_mb: the most that they took so far, and those kept now, once all are made.
     """
 
@@ -39,6 +40,7 @@ class FeatureCache:
         self.data = data
         self._is_disabled = False  # which was reported
         self.split: SplitStep | None = None
+        self.variables: Sequence[keras.Variable] = ()
         self.megabytes = self.kept_mb = 0.0
 
     @property
@@ -77,7 +79,7 @@ class FeatureCache:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
         # Pages of memory come as they are written.
         self._values = [np.empty((count, *one.shape[1:]), one.dtype) for one in values]
-        self._is_made, self.split = np.zeros(count, bool), split
+        self._is_made, self.split, self.variables = np.zeros(count, bool), split, step.variables
         self.kept_mb, self.megabytes = megabytes, max(megabytes, self.megabytes)
 
     def prepare(self, order: Order, upcoming: Order = NOTHING) -> float:
@@ -104,7 +106,7 @@ class FeatureCache:
     def cut(self, function: BatchFunction, order: Order) -> SplitStep | None:
         """`function` of a batch from the features on; None if it needs others. They are compared on those of `order`.
 
-        While features are kept, its `variables` must be those that train.
+        Its `variables` must be these.
         """
         cut = find_cut(function) if self.split is not None else None
         if cut is None:
@@ -118,7 +120,7 @@ class FeatureCache:
 
     def drop(self) -> None:
         """Keep none from now on."""
-        self.split, self._values, self.kept_mb = None, list[np.ndarray](), 0.0
+        self.split, self.variables, self._values, self.kept_mb = None, (), list[np.ndarray](), 0.0
 
     def _numbers(self, order: Order) -> np.ndarray:
         return order.rows * self._views + order.views

@@ -211,8 +211,7 @@ class TrainState:
         if self.features.split is None or self.memory.has_limit:
             self._release()
             release_memory()
-        variables = self._step.variables if isinstance(self._step, TrainStep) else ()
-        found = closed_form_head(self.task, data, self.memory.left_mb, between, self.features, variables)
+        found = closed_form_head(self.task, data, self.memory.left_mb, between, self.features)
         if found is None or not found.is_scaled.any():
             return None
         found.average()

@@ -187,7 +187,7 @@ class ElasticSteps:
         self.engine.training.folds = settings.rho < 1  # else plain fit, bit for bit
         self.engine.plan(fit.steps, fit.first_epoch)
         if not decides and settings.rho < 1 and payoff.looks_random:
-            fit.callback.say(f"lower layers that do not train may keep their random weights: only {payoff.evidence}")
+            fit.callback.say(f"lower layers that do not train may keep their random weights: {payoff.evidence}")
 
     def step(self, batch: Batch) -> tuple[dict[str, float], bool]:
         """Train on `batch`: what the step reports, and whether it neither compiled nor measured."""

@@ -168,9 +168,9 @@ class Trainer(Engine):
         is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last:
             self.training.average_weights()
-        if is_last and self._averages_later:
-            with history.clocks.running("training"):
-                history.average_head_seconds = self.training.average_head(self.data, self._may_stop)
+            if self._averages_later:
+                with history.clocks.running("training"):
+                    history.average_head_seconds = self.training.average_head(self.data, self._may_stop)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         self._notify("on_epoch_end", len(history.epochs) - 1, logs_of(history.epochs[-1]))

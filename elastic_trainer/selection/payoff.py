@@ -115,7 +115,8 @@ class Payoff:
         """In words, by what weights are said to be trained or not."""
         if not self._count:
             return "it has no biases or scales that could show training"
-        return f"{self._moved} of {self._count} biases and scales have left the constants where they start"
+        only = "only " if 2 * self._moved <= self._count else ""
+        return f"{only}{self._moved} of {self._count} biases and scales have left the constants where they start"
 
     @property
     def looks_random(self) -> bool:
@@ -157,11 +158,7 @@ class Payoff:
             gain = f"the latest {len(losses) // 2} of {len(losses)} hardly lowered {name}"
             why = f"everything has trained for {len(losses)} epochs, and {gain}"
             return Decision(Phase.COMPARES, f"{why}; {follows}")
-        since = (
-            f"since {'only ' * (self._count > 0)}{self.evidence}"
-            if self._is_new
-            else "since its optimizer has trained it before"
-        )
+        since = f"since {self.evidence}" if self._is_new else "since its optimizer has trained it before"
         return Decision(Phase.WAITS, f"everything trains until the loss settles, {since}")
 
 

@@ -182,7 +182,7 @@ def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(s
         read = FeatureCache.read
         monkeypatch.setattr(FeatureCache, "read", lambda self, order: [value + 1 for value in read(self, order)])
     made = len(computed)
-    found = closed_form_head(state.task, data, kept=state.features, variables=model.trainable_variables[-2:])
+    found = closed_form_head(state.task, data, kept=state.features)
     assert len(computed) - made == 4, "the first block is compared"
     expected = closed_form_head(state.task, data)
     assert found is not None and expected is not None
