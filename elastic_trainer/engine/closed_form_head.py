@@ -71,9 +71,9 @@ def closed_form_head(
 ) -> ClosedFormHead | None:
     """The head that `fit_head` gives the network of `task`, by all training images in their first view.
 
-    None if this is no classifier of images that ends in a `linear_head`; or if fitting one takes more than `room_mb`,
-    which is reported. `between` is called before each block of images. It starts from `kept` features, if there are
-    some.
+    None if this is no classifier of images that ends in a `linear_head`; if sums of its features are not finite; or if
+    fitting one takes more than `room_mb`, which is reported. `between` is called before each block of images. It starts
+    from `kept` features, if there are some.
     """
     layer, count = linear_head(task.model), data.train_count
     if layer is None or not isinstance(task, ImageClassification):
@@ -102,7 +102,11 @@ def closed_form_head(
             return None  # something follows the layer
         found.append(inputs[0].numpy())
     features, labels = np.concatenate(found).astype(np.float32, copy=False), np.asarray(data.training_targets(rows)[0])
-    head, before = fit_head(features, labels, layer.units), Head(np.asarray(layer.kernel), np.asarray(layer.bias))
+    try:
+        head = fit_head(features, labels, layer.units)
+    except np.linalg.LinAlgError:
+        return None
+    before = Head(np.asarray(layer.kernel), np.asarray(layer.bias))
     logits, logits_before = head.logits(features), before.logits(features)
     accuracy, accuracy_before = (float(np.mean(one.argmax(axis=1) == labels)) for one in (logits, logits_before))
     counts = np.bincount(labels, minlength=layer.units)

@@ -78,11 +78,13 @@ class FeatureSums(NamedTuple):
 
     def heads(self, shrinkages: Sequence[float]) -> List[Head]:
         """The linear discriminant for each shrinkage of the covariance, from 0 (as it is) to 1 (a multiple of the
-        identity); there must be images."""
+        identity); there must be images. Raises `LinAlgError` if the sums are not finite."""
         count, features = int(self.counts.sum()), self.means.shape[1]
         centre = self.counts @ self.means / count
         means = np.where(self.counts[:, None], self.means - centre, 0.0).astype(np.float32)
         covariance = self.within / np.float32(count)
+        if not np.isfinite(covariance).all():  # some libraries solve it nevertheless
+            raise np.linalg.LinAlgError("the sums of the features are not finite")
         variance = float(covariance.trace()) / features
         if (self.counts <= 1).all():  # images of a class do not differ, but classes do
             variance += float((self.counts @ (means.astype(np.float64) ** 2)).sum()) / (count * features)

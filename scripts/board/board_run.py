@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from contextlib import suppress
 from typing import Any, Dict  # Python 3.6
 
 import board_device as device
@@ -77,11 +78,12 @@ class Run:
         return peak * (step + 1) / rise if step < rise else peak * 0.5 * (1 + math.cos(math.pi * done))
 
     def fit_head(self, has_time):
-        """See `board_head.fit`."""
+        """See `board_head.fit`; None if sums of the features are not finite, too."""
         if self.record["head"] is None:
             return None
-        start = time.monotonic()
-        found = fit(self.network, self.examples, self.record["head"], has_time)
+        start, found = time.monotonic(), None
+        with suppress(np.linalg.LinAlgError):
+            found = fit(self.network, self.examples, self.record["head"], has_time)
         self.state["fitting"] = time.monotonic() - start
         return found
 

@@ -107,7 +107,7 @@ def test_it_reads_what_the_last_layer_reads_and_leaves_the_network_as_it_is():
     assert np.mean(logits.argmax(axis=1) == data.train_images.labels) == found.accuracy
 
 
-@pytest.mark.parametrize("end", ["softmax", "activation", "twice", "no bias", "too wide"])
+@pytest.mark.parametrize("end", ["softmax", "activation", "twice", "no bias", "too wide", "huge features"])
 def test_a_network_that_ends_otherwise_has_none(end, monkeypatch):
     if end == "too wide":
         monkeypatch.setattr("elastic_trainer.engine.closed_form_head.MAX_FEATURES", 5)
@@ -115,7 +115,7 @@ def test_a_network_that_ends_otherwise_has_none(end, monkeypatch):
     x = keras.layers.GlobalAveragePooling2D()(keras.layers.Conv2D(6, 3)(inputs))
     activation = "relu" if end == "activation" else None
     last = keras.layers.Dense(CLASSES, activation, use_bias=end != "no bias")
-    outputs = last(x)
+    outputs = last(x * 1e25 if end == "huge features" else x)
     if end == "softmax":
         outputs = keras.layers.Softmax()(outputs)
     if end == "twice":
