@@ -31,12 +31,11 @@ load_tensorflow()
 
 
 class Setting(NamedTuple):
-    """A flag of one benchmark: its value without and with --quick, help without the default, more of `add_argument`."""
+    """A flag of one benchmark: its value without and with --quick, and help without the default."""
 
     default: Any
     quick: Any
     help: str
-    more: dict[str, Any] = {}  # noqa: RUF012  # never changed
 
 
 def run_benchmark(
@@ -56,9 +55,8 @@ def run_benchmark(
 
     def run() -> None:
         args = _parse(description, settings, takes_network)
-        record = {"note": args.note} if args.note else {}
-        if takes_network:
-            record |= {key: getattr(args.network, key) for key in ("model_name", "alpha", "input_size", "batch_size")}
+        keys = ("model_name", "alpha", "input_size", "batch_size") if takes_network else ()
+        record = {key: getattr(args.network, key) for key in keys}
         print(json.dumps({**record, **measure(args), "environment": environment()}))
 
     utils.run_cli(run)
@@ -68,11 +66,9 @@ def _parse(description: str | None, settings: dict[str, Setting], takes_network:
     parser = OneLineParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags = {name: flag for name, flag in PROFILER_FLAGS.items() if flag.section == NETWORK and takes_network}
     parser.add(flags, NAMES)
-    parser.add_argument("--note", metavar="TEXT", help="what distinguishes this record; it is kept in it")
     parser.add_argument("--quick", action="store_true", help="a short try with fewer measurements")
-    for name, (default, _, text, more) in settings.items():
-        shown = "" if default is None else f" (default: {default})"
-        parser.add_argument(f"--{name}", help=text + shown, **{"type": type(default), **more})
+    for name, (default, _, text) in settings.items():
+        parser.add_argument(f"--{name}", type=type(default), help=f"{text} (default: {default})")
     args = parser.parse_args()
     for name, setting in settings.items():
         if getattr(args, name) is None:

@@ -50,15 +50,10 @@ class PaperFigure(NamedTuple):
 
     Attributes:
         plot: the kind of `plot.KINDS` that draws it, or "profiling"; of bars, also the quantities.
-        hours: of these runs on a Jetson TX2 and on a Raspberry Pi 4B, from the paper's scripts, or estimated from its
-            Fig 17 (ResNet50 on CUB: 2.94 and 35.25 of full training, 1.75 and 25.0 at ρ = 0.7, 1.25 and 18.7 at 0.5,
-            0.695 and 9.75 of the head), the size of the data set (Pet has 0.61 of CUB's images, Dogs twice as many) and
-            of the network (VGG16's full training takes 1.18 times ResNet50's); None: minutes.
     """
 
     plot: tuple[str, ...]
     runs: tuple[Flags, ...]
-    hours: tuple[float | None, float | None] = (None, None)
 
 
 def _schemes(model: str, data: str, rho: float) -> tuple[Flags, ...]:
@@ -86,24 +81,22 @@ _LAYERS = (_run("resnet50", CUB, "last_layers_training", trained_layers=k, num_e
 _CURVES, _BARS = ("curves",), ("bars", "accuracy", "hours")
 
 FIGURES = {
-    "2": PaperFigure(("layers",), (*_LAYERS,), (3.2, 39)),
-    "7": PaperFigure(("importance",), (_CUB[0] | {"interval": 1}, *_BY_BATCHES), (1.2, 19)),
-    "13": PaperFigure(("solver",), (*_BY_RESOLUTION, _CUB[1]), (4.5, 59)),
-    # The Pi's hours are the ends of Fig 16's curves, with Dogs as twice CUB. The TX2's hours for Fig 16 are the ends of
-    # Fig 15's curves.
-    "15": PaperFigure(_CURVES, _THREE, (33, 490)),
-    "15ad": PaperFigure(_CURVES, _CUB, (10, 140)),
-    "16": PaperFigure(_CURVES, _THREE[:8], (15, 221)),
-    "17ac": PaperFigure(_BARS, _BUDGETS, (15, 190)),
-    "17bd": PaperFigure(("bars", "flops"), _BUDGETS, (15, 190)),
-    "18": PaperFigure(("flops",), (*_BUDGETS[:5], _CUB[1]), (9, 125)),
-    "19": PaperFigure(_BARS, _NETWORKS, (20, 310)),
-    "20": PaperFigure(("bars", "accuracy"), _BY_IMPORTANCE, (8, 120)),
-    "21": PaperFigure(("maps",), _SELECTED, (5.3, 77)),
-    "22": PaperFigure(("bars", "memory"), (*_CUB, _PRUNED), (9.5, 121)),
-    "23": PaperFigure(("bars", "energy"), (*_CUB, _PRUNED), (9.5, 121)),
+    "2": PaperFigure(("layers",), (*_LAYERS,)),
+    "7": PaperFigure(("importance",), (_CUB[0] | {"interval": 1}, *_BY_BATCHES)),
+    "13": PaperFigure(("solver",), (*_BY_RESOLUTION, _CUB[1])),
+    "15": PaperFigure(_CURVES, _THREE),
+    "15ad": PaperFigure(_CURVES, _CUB),
+    "16": PaperFigure(_CURVES, _THREE[:8]),
+    "17ac": PaperFigure(_BARS, _BUDGETS),
+    "17bd": PaperFigure(("bars", "flops"), _BUDGETS),
+    "18": PaperFigure(("flops",), (*_BUDGETS[:5], _CUB[1])),
+    "19": PaperFigure(_BARS, _NETWORKS),
+    "20": PaperFigure(("bars", "accuracy"), _BY_IMPORTANCE),
+    "21": PaperFigure(("maps",), _SELECTED),
+    "22": PaperFigure(("bars", "memory"), (*_CUB, _PRUNED)),
+    "23": PaperFigure(("bars", "energy"), (*_CUB, _PRUNED)),
     "table1": PaperFigure(("profiling",), tuple(_run(model, CUB, rho=0.5) for model in NETWORKS)),
-    "table2": PaperFigure(("time_to_accuracy",), _THREE, (33, 490)),
+    "table2": PaperFigure(("time_to_accuracy",), _THREE),
 }
 EGO = ("15", "15ad", "16", "17ac", "19")  # figures with a variant of the elastic runs alone, <name>_ego
 

@@ -15,7 +15,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import paper_figures
@@ -51,28 +50,16 @@ def _classes(settings: Settings) -> int:
     return paper_figures.CLASSES.get(settings.dataset_name) or len(class_names(settings))
 
 
-@cache
-def training_images(dataset_name: str, data_dir: Path | None, test_fraction: float | None) -> int:
-    """Number of training images; the paper's data sets need not be there."""
-    if dataset_name in paper_figures.IMAGES:
-        return paper_figures.IMAGES[dataset_name]
-    return find(Settings(dataset_name=dataset_name, data_dir=data_dir, test_fraction=test_fraction)).training_count
-
-
 def steps_of_an_epoch(settings: Settings) -> int:
-    images = training_images(settings.dataset_name, settings.data_dir, settings.test_fraction)
-    return images // settings.batch_size
+    """Number of steps; the paper's data sets need not be there."""
+    return (paper_figures.IMAGES.get(settings.dataset_name) or find(settings).training_count) // settings.batch_size
 
 
-def dry_run(runs: Sequence[Run], hours: tuple[float | None, float | None]) -> None:
-    """List the runs and their state; `hours`: see `PaperFigure`."""
+def dry_run(runs: Sequence[Run]) -> None:
+    """List the runs and their state."""
     for run in runs:
         state = "complete" if run.is_complete else "started" if run.folder.is_dir() else "to do"
         print(f"{state:8}  {run.settings.run_name}")
-    known = zip(hours, ("Jetson TX2", "Raspberry Pi 4B"), strict=True)
-    devices = [f"{value:g} h on a {name}" for value, name in known if value]
-    if devices:
-        print(f"by the paper, or estimated from it: {', '.join(devices)}")
 
 
 def draw(what: Sequence[str], runs: Sequence[Run], sheet: plotting.Sheet) -> None:
@@ -96,7 +83,7 @@ def figure_parser() -> OneLineParser:
     parser = OneLineParser(prog="run_figure.py", description=__doc__, formatter_class=as_written)
     parser.add_argument("name", type=one_of(NAMES), metavar="FIGURE", help=", ".join(NAMES))
     add = parser.add_argument
-    add("--dry_run", action="store_true", help="list the runs, and the hours that they took for the paper; run none")
+    add("--dry_run", action="store_true", help="list the runs; run none")
     scale = "full: the paper's data and settings; quick: the same figure on the handwritten digits, in minutes"
     scale += " (default: %(default)s)"
     add("--scale", type=one_of(SCALES), default="full", metavar="SCALE", help=scale)
@@ -126,7 +113,7 @@ def main() -> None:
     name = args.name.removesuffix("_ego")
     figure, runs = FIGURES[name], make_runs(args)
     if args.dry_run:
-        dry_run(runs, figure.hours)
+        dry_run(runs)
         return
     carry_out(runs)
     reference = paper_figures.REFERENCE.get(name, {}) if args.reference else {}

@@ -15,7 +15,6 @@ minutes on two cores.
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from pathlib import Path
@@ -52,18 +51,14 @@ def text_fonts() -> list[Path]:
     return [path for path in fonts if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS]
 
 
-@functools.cache
-def typeface(font: Path) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(font), CANVAS // 2)
-
-
 def draw_glyph(character: str, font: Path, rng: np.random.Generator) -> np.ndarray:
     """One light character on a dark background, uint8 [SCANNED, SCANNED]; everything except its shape is random.
 
     As in the handwritten digits, it fills the height of a bitmap, and each value counts the light pixels of 4×4.
     """
     image, centre = Image.new("L", (CANVAS, CANVAS), 0), CANVAS / 2
-    ImageDraw.Draw(image).text((centre, centre), character, font=typeface(font), fill=255, anchor="mm")
+    typeface = ImageFont.truetype(str(font), CANVAS // 2)
+    ImageDraw.Draw(image).text((centre, centre), character, font=typeface, fill=255, anchor="mm")
     angle, slant = np.radians(rng.uniform(-10, 10)), rng.uniform(-0.2, 0.2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, slant], [0, 1]]
     matrix = np.column_stack([turn, centre - turn @ [centre, centre]])

@@ -98,11 +98,11 @@ def test_a_run_that_was_started_with_other_settings_is_refused_and_so_is_a_batch
         make_runs("15ad", "--", "--preset", "photos")
 
 
-def test_dry_run_lists_all_runs_and_the_papers_hours_and_writes_nothing(capsys, tmp_path):
-    run_figure.dry_run(make_runs("17ac", "--logdir", tmp_path), paper_figures.FIGURES["17ac"].hours)
+def test_dry_run_lists_all_runs_and_writes_nothing(capsys, tmp_path):
+    run_figure.dry_run(make_runs("17ac", "--logdir", tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("to do  ")]) == 9
-    assert lines[-1].endswith("15 h on a Jetson TX2, 190 h on a Raspberry Pi 4B")
+    assert len(lines) == 9
+    assert all(line.startswith("to do  ") for line in lines)
     assert not [*tmp_path.iterdir()]
 
 
