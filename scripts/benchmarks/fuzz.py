@@ -26,6 +26,8 @@ import properties_of_files  # noqa: F401  # enters its properties
 import properties_of_training  # noqa: F401  # enters its properties
 from properties import EXAMPLES, PROPERTIES, SLOW, attempt, shown
 
+from elastic_trainer.system.errors import UserError
+
 SLOW_EXAMPLES, QUICK_EXAMPLES = 4, 100  # of a turn
 MOST_FAILURES = 5  # recorded of each property
 
@@ -42,6 +44,8 @@ def one_turn(name: str, seed: int) -> str | None:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Turns until the time is over; each property has at least one."""
     names = [name for name in PROPERTIES if any(word in name for word in args.only.split(","))]
+    if not names:
+        raise UserError(f"--only {args.only}: is in no name of {', '.join(PROPERTIES)}")
     failures: dict[str, list[str]] = {name: [] for name in names}
     seconds: dict[str, float] = dict.fromkeys(names, 0.0)
     EXAMPLES.clear()
@@ -59,7 +63,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             bar.update(round(time.monotonic() - start) - bar.n)
     return {
         "minutes": round((time.monotonic() - start) / 60, 1),
-        "seed": args.seed,
         "examples": sum(EXAMPLES[name] for name in names),
         "failed": sum(map(bool, failures.values())),
         "properties": {

@@ -116,7 +116,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     started = time.monotonic()
     finish(start(*often, *flags, "--run_name", "unbroken", log=log), log)
     unbroken_seconds = time.monotonic() - started
-    steps = read_summary(logdir / "unbroken")["steps"]
 
     rng, kills, results = random.Random(args.seed), list[str](), list[dict[str, bool]]()
     folder = logdir / "tortured"
@@ -138,7 +137,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "kills": len(kills),
         "kills_while_a_checkpoint_was_written": kills.count("saving"),
         "runs_they_fell_on": len(results),
-        "steps": steps,
         "unbroken_seconds": round(unbroken_seconds, 1),
         "kept": kept,
     }
