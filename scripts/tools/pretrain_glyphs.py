@@ -45,20 +45,20 @@ NO_TEXT_FONTS = ("DejaVuSansDisplay", "DejaVuSerifDisplay")
 CANVAS, BITMAP, SCANNED = 96, 32, 8  # pixels a side: of a character as drawn, as black and white, as kept
 
 
-def text_fonts() -> list[Path]:
-    """Font files in matplotlib's wheel with plain Latin letters and digits."""
+def text_fonts() -> list[ImageFont.FreeTypeFont]:
+    """The fonts in matplotlib's wheel with plain Latin letters and digits."""
     fonts = sorted((Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("*.ttf"))
-    return [path for path in fonts if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS]
+    paths = [path for path in fonts if path.stem.startswith(FONT_PREFIXES) and path.stem not in NO_TEXT_FONTS]
+    return [ImageFont.truetype(str(path), CANVAS // 2) for path in paths]
 
 
-def draw_glyph(character: str, font: Path, rng: np.random.Generator) -> np.ndarray:
+def draw_glyph(character: str, font: ImageFont.FreeTypeFont, rng: np.random.Generator) -> np.ndarray:
     """One light character on a dark background, uint8 [SCANNED, SCANNED]; everything except its shape is random.
 
     As in the handwritten digits, it fills the height of a bitmap, and each value counts the light pixels of 4×4.
     """
     image, centre = Image.new("L", (CANVAS, CANVAS), 0), CANVAS / 2
-    typeface = ImageFont.truetype(str(font), CANVAS // 2)
-    ImageDraw.Draw(image).text((centre, centre), character, font=typeface, fill=255, anchor="mm")
+    ImageDraw.Draw(image).text((centre, centre), character, font=font, fill=255, anchor="mm")
     angle, slant = np.radians(rng.uniform(-10, 10)), rng.uniform(-0.2, 0.2)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) @ [[1, slant], [0, 1]]
     matrix = np.column_stack([turn, centre - turn @ [centre, centre]])
@@ -137,7 +137,7 @@ def main() -> None:
         "input_size": SIZE,
         "alpha": ALPHA,
         "classes": CHARACTERS,
-        "fonts": [font.stem for font in text_fonts()],
+        "fonts": [Path(str(font.path)).stem for font in text_fonts()],
         f"accuracy_on_{TESTED}_fresh_characters": round(accuracy, 4),
         **environment(),
     }
