@@ -20,7 +20,7 @@ import tensorflow as tf
 from elastic_trainer.networks.batch_norm_folding import folded_batch_norm
 from elastic_trainer.settings.network_names import PACKAGED_NETWORK, SMALL_NETWORK, SMALL_WIDTH
 
-SIZES = 224, 192, 160, 128  # of the input, in pixels
+SIZES = 288, 256, 224, 192, 160, 128  # of the input, in pixels; ImageNet's weights are of 224
 TIMED_IMAGES, TIMED_SECONDS = 8, 0.5  # a device with a share of a processor is fast for a tenth of a second
 HOST = "https://storage.googleapis.com/tensorflow/keras-applications/mobilenet_v2"  # from which Keras downloads
 ANSWER_SECONDS = 3  # that it may take
@@ -50,7 +50,7 @@ def candidates(sizes: Sequence[int]) -> Iterator[Candidate]:
 
 def _file(size: int) -> str:
     """The file of MobileNetV2's weights that Keras takes for an input size."""
-    known = size if size in (96, *SIZES) else SIZES[0]
+    known = size if size in (96, 128, 160, 192) else 224
     return f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_{SMALL_WIDTH}_{known}_no_top.h5"
 
 

@@ -77,6 +77,17 @@ def test_the_best_network_is_chosen_that_there_is_time_for(
     assert chosen([*photos, "--deadline", "9m"], seconds + 1e-6, monkeypatch, pass_ms) == network
 
 
+def test_large_photos_are_seen_larger_than_imagenets(photos, tmp_path, monkeypatch):
+    for index, path in enumerate(sorted(tmp_path.rglob("*.png"))):
+        Image.new("RGB", (300, 400), (index, 0, 0)).save(path)
+    words = [*photos, "--deadline", "9m"]
+    assert chosen(words, 21 * 5 * 2.25**2 + 1e-6, monkeypatch, {BEST: 1000.0, SMALL: 1.0}) == (BEST, 1.0, 288)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    (tmp_path / "keras" / "models").mkdir(parents=True)
+    (tmp_path / "keras/models/mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_224_no_top.h5").touch()
+    assert chosen(words, 60, monkeypatch, {BEST: 1000.0, SMALL: 1.0}) == (SMALL, 0.35, 288), "Keras' file is of 224"
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_weights_are_downloaded_only_where_time_asks_for_it_and_their_host_answers(
     answers, photos, tmp_path, monkeypatch
