@@ -52,12 +52,18 @@ def chosen(words, seconds, monkeypatch, pass_ms):
     return found.model_name, found.alpha, found.input_size
 
 
-@pytest.fixture
-def downloaded(tmp_path, monkeypatch):
-    """A file of MobileNetV2's weights at 160 pixels, as Keras keeps it."""
+def keep_weights(size, tmp_path, monkeypatch):
+    """A file of MobileNetV2's weights at an input size, as Keras keeps it."""
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     (tmp_path / "keras" / "models").mkdir(parents=True)
-    (tmp_path / "keras/models/mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_160_no_top.h5").touch()
+    name = f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_{size}_no_top.h5"
+    (tmp_path / "keras" / "models" / name).touch()
+
+
+@pytest.fixture
+def downloaded(tmp_path, monkeypatch):
+    """Weights of MobileNetV2 at 160 pixels."""
+    keep_weights(160, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +88,7 @@ def test_large_photos_are_seen_larger_than_imagenets(photos, tmp_path, monkeypat
         Image.new("RGB", (300, 400), (index, 0, 0)).save(path)
     words = [*photos, "--deadline", "9m"]
     assert chosen(words, 21 * 5 * 2.25**2 + 1e-6, monkeypatch, {BEST: 1000.0, SMALL: 1.0}) == (BEST, 1.0, 288)
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-    (tmp_path / "keras" / "models").mkdir(parents=True)
-    (tmp_path / "keras/models/mobilenet_v2_weights_tf_dim_ordering_tf_kernels_0.35_224_no_top.h5").touch()
+    keep_weights(224, tmp_path, monkeypatch)
     assert chosen(words, 60, monkeypatch, {BEST: 1000.0, SMALL: 1.0}) == (SMALL, 0.35, 288), "Keras' file is of 224"
 
 
