@@ -126,7 +126,7 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 
 def images(**values):
     """Examples that are counted alone."""
-    counts = {"train_count": 30, "test_count": 10, "tested_later": 0, "view_count": 2}
+    counts = {"train_count": 30, "test_count": 10, "tested_later": 0, "distinct_views": lambda steps: 60.0}
     return SimpleNamespace(**{**counts, "reading_seconds": 0.0, "export_seconds": 0.0, **values})
 
 

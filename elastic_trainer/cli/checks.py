@@ -65,7 +65,7 @@ EXCLUDED: tuple[tuple[str, Callable[[Settings], object], str], ...] = (
     ("resume", is_for_board, f"{_BOARD}; nothing is trained here; leave it out"),
     (
         "augment",
-        lambda run: is_for_board(run) and run.augment == "flip_rotate",
+        lambda run: is_for_board(run) and run.augment not in ("none", "flip"),
         f"{_BOARD}; boards have none, flip",
     ),
 )

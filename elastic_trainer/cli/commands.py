@@ -158,6 +158,8 @@ def complete(given: Mapping[str, Any]) -> Settings:
     if preset.gradient_clipping > 0 and (settings.optimizer != "sgd" or settings.train_type == "prunetrain"):
         paper = PRESETS["paper"]
         settings = replace(settings, **{name: getattr(paper, name) for name in TRAINING if name not in given})
+    if settings.augment is None:
+        settings = replace(settings, augment="flip" if settings.deadline is None else "flip_crop")
     if settings.deadline is not None:
         changed: dict[str, Any] = {"rho": given.get("rho")}
         if SCHEMES[settings.train_type].importance is None:  # an upper part is selected once

@@ -6,6 +6,7 @@ unbroken one would have seen, and what a network computes from a view can be kep
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,16 +15,21 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MAX_ROTATION = 0.2  # of a turn, either way
+# Of flip_crop: crops gain nothing in short runs (docs/log/head_first.md). The first one is shown after their sum.
+EPOCHS_BEFORE, EPOCHS_A_CROP = 6, 2
+LEAST_AREA = 0.25  # of a crop, of the image's
+WHOLE = np.array([0, 0, 1, 1], np.float32)  # of an image: top, left, bottom, right
 # Last word of a random seed. Not 0: that seed draws the order of an epoch's images.
 _CHOICE, _PARAMETERS = 1, 2
-_VIEW_COUNTS = {"none": 1, "flip": 2, "flip_rotate": None}
+_VIEW_COUNTS = {"none": 1, "flip": 2, "flip_crop": 8, "flip_rotate": None}
 
 
 class Augmentation:
     """The views of `count` training images: `view_count` of each, or None if every epoch has a new one.
 
-    "none": an image as it is. "flip" (paper): view 1 is mirrored left-right. "flip_rotate" (the paper's published
-    scripts): each view is mirrored or not, then rotated by up to ±0.2 of a turn, both at random.
+    "none": an image as it is. "flip" (paper): view 1 is mirrored left-right. "flip_crop": after 8 epochs, a random
+    crop joins these two every 2 epochs; every second one is mirrored. "flip_rotate" (the paper's published scripts):
+    each view is mirrored or not, then rotated by up to ±0.2 of a turn, both at random.
     """
 
     def __init__(self, kind: str, seed: int, count: int) -> None:
@@ -34,7 +40,8 @@ class Augmentation:
         """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""
         if self.view_count is None:
             return np.full(self._count, epoch)
-        return np.random.default_rng([self._seed, epoch, _CHOICE]).integers(self.view_count, size=self._count)
+        count = _views_in(np.array(epoch), self.view_count)
+        return np.random.default_rng([self._seed, epoch, _CHOICE]).integers(count, size=self._count)
 
     def show(self, pixels: np.ndarray, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
         """Images float32 [batch, size, size, 3] in 0…255: the training images `rows`, each in its view.
@@ -43,16 +50,20 @@ class Augmentation:
         """
         import tensorflow as tf
 
-        is_mirrored, turns = views == 1, np.zeros(len(rows))
-        if self.view_count is None:
-            for view in np.unique(views):
-                shown = views == view
+        is_mirrored, turns, boxes = views % 2 == 1, np.zeros(len(rows)), np.tile(WHOLE, (len(rows), 1))
+        for view in np.unique(views):
+            shown = views == view
+            if self.view_count is None:
                 is_mirrored[shown], turns[shown] = (values[rows[shown]] for values in self._turns(int(view)))
+            elif view > 1:
+                boxes[shown] = self._crops(int(view))[rows[shown]]
         mirrored = pixels.copy()
         columns = np.arange(pixels.shape[2])[::-1]
         mirrored[is_mirrored] = pixels[is_mirrored].take(columns, axis=2)  # four times as fast as a slice of step -1
         images = tf.cast(tf.constant(mirrored), tf.float32)
-        return rotated(images, turns) if self.view_count is None else images
+        if (boxes != WHOLE).any():
+            images = tf.image.crop_and_resize(images, boxes, np.arange(len(rows)), images.shape[1:3])
+        return rotated(images, turns) if turns.any() else images
 
     def _turns(self, view: int) -> tuple[np.ndarray, np.ndarray]:
         """Whether each training image is mirrored in a view, bool [images], and its rotation in turns, float64.
@@ -61,6 +72,26 @@ class Augmentation:
         """
         rng = np.random.default_rng([self._seed, view, _PARAMETERS])
         return rng.random(self._count) < 0.5, rng.uniform(-MAX_ROTATION, MAX_ROTATION, self._count)
+
+    def _crops(self, view: int) -> np.ndarray:
+        """The part of each training image that a view shows, float32 [images, 4]: top, left, bottom, right in 0…1."""
+        rng = np.random.default_rng([self._seed, view, _PARAMETERS])
+        side = np.sqrt(rng.uniform(LEAST_AREA, 1, self._count))
+        top, left = rng.uniform(0, 1 - side), rng.uniform(0, 1 - side)
+        return np.stack([top, left, top + side, left + side], axis=1).astype(np.float32)
+
+
+def _views_in(epochs: np.ndarray, view_count: int) -> np.ndarray:
+    """How many of an image's views each of `epochs` draws from, int of their shape."""
+    return np.minimum(view_count, 2 + np.maximum(epochs - EPOCHS_BEFORE, 0) // EPOCHS_A_CROP)
+
+
+def views_seen(epochs: float, view_count: int) -> float:
+    """How many of an image's views so many epochs are expected to show."""
+    each = np.arange(math.ceil(epochs))
+    counts = _views_in(each, view_count)
+    missed = (1 - 1 / counts) ** np.minimum(epochs - each, 1)  # the chance that an epoch shows another one of its views
+    return float(sum(1 - np.prod(missed[counts > view]) for view in range(view_count)))
 
 
 def rotated(images: tf.Tensor, turns: np.ndarray) -> tf.Tensor:

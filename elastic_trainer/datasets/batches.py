@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from elastic_trainer.datasets.augmentation import views_seen
 from elastic_trainer.system.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
@@ -192,9 +193,16 @@ class ShuffledData:
         An epoch shows every example once, in a view drawn at random.
         """
         epochs = steps * self.batch_size / self.train_count
-        if self.view_count is None or epochs <= 1:
-            return steps * self.batch_size
-        return self.train_count * self.view_count * (1 - (1 - 1 / self.view_count) ** epochs)
+        if self.view_count is not None and epochs > 1:
+            epochs = views_seen(epochs, self.view_count)
+        return self.train_count * epochs
+
+    def kept_views(self, view_mb: float, room_mb: float) -> int:
+        """How many views of each example have their features kept, if one view of all takes `view_mb`.
+
+        The first two do in any case; further ones leave half of `room_mb`, as for features of the tests.
+        """
+        return min(self.view_count or 1, max(int(room_mb / 2 // (view_mb or 1.0)), 2))
 
 
 class ArrayData(ShuffledData):

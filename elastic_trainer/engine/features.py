@@ -28,7 +28,7 @@ class FeatureCache:
 
     Missing features are computed for some later steps as well, since larger blocks cost less per row
     (docs/log/features.md). Without `data`, the training examples, none are ever kept. An example, in one of its views,
-    is a number.
+    is a number. Where memory is little, fewer views are kept; they stand for the others, too.
 
     Attributes:
         split: the step that starts from the features; None while none are kept.
@@ -70,11 +70,14 @@ class FeatureCache:
         cut = find_cut(step)
         if cut is None:
             raise ValueError("no layer before the first one that trains, or that draws random numbers, is frozen")
-        self._views, count, split = views, data.train_count * views, SplitStep(step, cut)
+        self._views, split = views, SplitStep(step, cut)
         some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * views)
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
         values = _checked_features(split, some)
-        megabytes, room_mb = count * sum(one[0].nbytes for one in values) / 1e6, max(min(data.room_mb, room_mb), 0.0)
+        view_mb = data.train_count * sum(one[0].nbytes for one in values) / 1e6
+        room_mb = max(min(data.room_mb, room_mb), 0.0)
+        self._views = data.kept_views(view_mb, room_mb)
+        count, megabytes = data.train_count * self._views, view_mb * self._views
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
         # Pages of memory come as they are written.
@@ -123,7 +126,7 @@ class FeatureCache:
         self.split, self.variables, self._values, self.kept_mb = None, (), list[np.ndarray](), 0.0
 
     def _numbers(self, order: Order) -> np.ndarray:
-        return order.rows * self._views + order.views
+        return order.rows * self._views + order.views % self._views
 
     def _inputs(self, numbers: np.ndarray) -> Structure:
         assert self.data is not None

@@ -34,8 +34,9 @@ class Deadline:
         history, data = self._history, self._data
         after = max(history.validation_seconds[-LATEST:], default=0.0)
         if self._averages and history.average_head_seconds is None:
-            # A pass over the images that train, without what their features took, in one of their views.
-            first, made = history.first_model_seconds, history.caching_ms / 1e3 / (data.view_count or 1)
+            # A pass over the images that train, without what their features took, in one of the views seen so far.
+            views = max(data.distinct_views(history.step) / data.train_count, 1.0)
+            first, made = history.first_model_seconds, history.caching_ms / 1e3 / views
             after += max(first - made, first / 2)
         after += data.tested_later * self._test_seconds
         kept = data.export_seconds + data.tested_later * data.reading_seconds

@@ -86,12 +86,13 @@ def _plan_at(
     except UserError:
         return None
     training_mb = table.memory.needed_mb(size, parts)
-    batches = (data.train_count * (data.view_count or 1) + data.test_count) / size  # of all features
     for each in dict.fromkeys((misses, 1.0)):  # without features, if they do not fit
         mask = select_upper_part(table, None, head, rho, each, max_depth)
         step, last = table.predict(mask, each), table.depth(mask) - 1
-        features_mb = batches * float(table.features_mb[last]) * step.uses_features
-        needed_mb = memory.needed_mb(float(training_mb[last]) + features_mb)
+        one_mb, needed_mb = float(table.features_mb[last]) / size, memory.needed_mb(float(training_mb[last]))
+        views = data.kept_views(data.train_count * one_mb, min(data.room_mb, memory.limit_mb - needed_mb))
+        features_mb = (data.train_count * views + data.test_count) * one_mb * step.uses_features
+        needed_mb += features_mb
         if not step.uses_features or needed_mb <= memory.limit_mb:
             break
     return mask, step.step_ms + step.caching_ms, features_mb, needed_mb

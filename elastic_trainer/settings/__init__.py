@@ -34,7 +34,7 @@ from elastic_trainer.settings.network_names import SMALL_WIDTH, known_network, k
 
 OPTIMIZERS = "sgd", "adam"
 FEATURE_CACHES = ("float32", "off")
-AUGMENTATIONS = ("none", "flip", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
+AUGMENTATIONS = ("none", "flip", "flip_crop", "flip_rotate")  # flip: the paper; flip_rotate: its published scripts
 BEST_MODEL, LAST_MODEL = "best.keras", "last.keras"  # in the folder of a run with --save_model
 TRAINED_IMAGES = "trained_images.bin"  # in the folder of each run, see `datasets.image_data`
 TABLE_RECORD = "profile.json"  # in the folder of a timing table
@@ -161,7 +161,8 @@ class Settings:
     test_fraction: float | None = flag(None, DATA, number(ABOVE_0, 0.9), "SHARE", (
         "for an `image_folder` of class folders alone: about this share of the images is for testing"), evaluate="run")
     augment: str = flag("flip", DATA, one_of(AUGMENTATIONS), "KIND", (
-        "[how training images vary](your_data_and_networks.md#how-images-vary): `none`, `flip` or `flip_rotate`"))
+        "[how training images vary](your_data_and_networks.md#how-images-vary): `none`, `flip`, `flip_crop` or "
+        "`flip_rotate`"))
     feature_cache: str = flag("off", DATA, one_of(FEATURE_CACHES), "KIND", (
         "format in which [features](runs.md#features) of the frozen layers are cached where that saves time: "
         "`float32`, or `off`, as in the paper"))
@@ -230,6 +231,7 @@ PRESETS: dict[str, Settings] = {
         rho=None,  # type: ignore[arg-type]  # 0.5, or what training the head alone takes
         learning_rate=None,  # type: ignore[arg-type]  # by the batch size, see `rate_at`
         micro_batch=None,  # type: ignore[arg-type]  # the batch at once, or parts where memory is little
+        augment=None,  # type: ignore[arg-type]  # mirrored; with a deadline cropped, too
         feature_cache="float32",
         save_model=None,  # type: ignore[arg-type]  # unless Keras may be unable to save the network
         gradient_clipping=CLIPPING,

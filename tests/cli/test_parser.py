@@ -153,6 +153,9 @@ def test_a_preset_sets_what_is_not_given():
     assert training_of(*photos, "--train_type", "full_training") == ("full_training", 0.02, 0.1, chosen)
     assert training_of(*photos, "--train_type", "elastic_training_random") == ("_random", 0.02, 0.1, chosen)
     assert training_of(*photos, "--deadline", "60") == training_of(*photos)
+    deadline = ["--deadline", "60"]
+    for more, augment in (([], "flip"), (deadline, "flip_crop"), ([*deadline, "--augment", "flip"], "flip")):
+        assert parse_training([*photos, *more]).augment == augment
     for random in (["--weights", "none"], ["--model_name", f"{__file__}:network"]):
         assert training_of(*photos, *random) == ("", 0.02, 0.1, chosen)
 

@@ -64,7 +64,30 @@ def test_an_epoch_mirrors_about_half_of_the_images_and_each_epoch_others():
     assert (views.views(0) != Augmentation("flip", 1, 1000).views(0)).mean() > 0.4
 
 
-@pytest.mark.parametrize("augment", ["flip", "flip_rotate"])
+def test_a_run_of_flip_crop_shows_more_views_the_longer_it_is():
+    views = Augmentation("flip_crop", 0, 1000)
+    for epoch, count in ((0, 2), (7, 2), (8, 3), (9, 3), (10, 4), (18, 8), (1000, 8)):
+        shown = np.bincount(views.views(epoch)) / 1000
+        assert len(shown) == count and (np.abs(shown - 1 / count) < 0.08).all()
+
+
+def test_later_views_of_flip_crop_are_other_crops_of_each_image_and_every_second_is_mirrored():
+    """Of images whose pixels hold their own place."""
+    places = np.stack([*np.meshgrid(np.arange(SIZE), np.arange(SIZE), indexing="ij"), np.zeros((SIZE, SIZE))], axis=2)
+    data, rows = image_data("flip_crop", np.tile(places, (40, 1, 1, 1)).astype(np.uint8)), np.arange(40)
+    corners = []
+    for view in (1, 2, 3, 6):
+        shown = data.training_inputs(Order(rows, np.full(40, view))).numpy()
+        assert shown.shape == (40, SIZE, SIZE, 3) and shown.min() >= 0 and shown.max() <= SIZE - 1
+        down, right = (np.diff(shown[..., axis], axis=1 + axis) for axis in (0, 1))
+        assert (down > 0).all() and (right < 0 if view % 2 else right > 0).all()
+        np.testing.assert_allclose(down.mean(axis=(1, 2)), np.abs(right).mean(axis=(1, 2)), rtol=1e-4)
+        assert view == 1 or (0.5 <= down.mean(axis=(1, 2)).min() < 0.65 and down.max() < 1 + 1e-5)
+        corners.append(shown[:, 0, 0])
+    assert (corners[1] != corners[3]).any(axis=1).all() and len(np.unique(corners[1], axis=0)) == 40
+
+
+@pytest.mark.parametrize("augment", ["flip", "flip_crop", "flip_rotate"])
 def test_a_picture_depends_on_seed_epoch_and_image_alone(augment):
     data = image_data(augment)
     complete = pictures(data.train(2))

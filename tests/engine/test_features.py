@@ -16,11 +16,9 @@ from elastic_trainer.engine.task import ImageClassification
 layers = keras.layers
 
 
-def images(augment="flip", count=24, **more):
+def images(augment="flip", count=24, kind=ImageData):
     plain = make_small_data(count)
-    return ImageData(
-        "small", plain.class_names, plain.train_images, plain.test_images, BATCH, 0, augment=augment, **more
-    )
+    return kind("small", plain.class_names, plain.train_images, plain.test_images, BATCH, 0, augment=augment)
 
 
 def head(model):
@@ -31,15 +29,15 @@ def head(model):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """Keys whose features were computed, in their order."""
-    keys: list[int] = []
-    original = FeatureCache._inputs
+    """Rows and views of the training images that were asked for, in their order."""
+    keys: list[tuple[int, int]] = []
+    original = ImageData.training_inputs
 
-    def counting(self, wanted):
-        keys.extend(wanted.tolist())
-        return original(self, wanted)
+    def counting(self, order):
+        keys.extend(zip(*(part.tolist() for part in order), strict=True))
+        return original(self, order)
 
-    monkeypatch.setattr(FeatureCache, "_inputs", counting)
+    monkeypatch.setattr(ImageData, "training_inputs", counting)
     return keys
 
 
@@ -53,17 +51,19 @@ def state_of(model, data):
     return TrainState(ImageClassification(model), built_optimizer("sgd", model), BATCH, features=FeatureCache(data))
 
 
-def test_training_from_features_is_training_from_images_and_computes_each_once(computed):
+@pytest.mark.parametrize(("augment", "views"), [("flip", 2), ("flip_crop", 5)])
+def test_training_from_features_is_training_from_images_and_computes_each_once(augment, views, computed):
     results = []
     for uses_features in (False, True):
-        model, data = make_small_model(), images()
+        model, data = make_small_model(), images(augment)
+        computed.clear()
         state = state_of(model, data)
-        losses = train(state, data, 5, head(model), uses_features)
+        losses = train(state, data, 13, head(model), uses_features)
         results.append((losses, values(model.variables)))
         assert (state.features.split is not None) == uses_features
     made = computed[BATCH:]  # the first ones find the shapes
-    assert len(made) == len(set(made)) and set(made) <= set(range(2 * 24))
-    assert len(made) > 40  # with two views in five epochs, 1 - 2^-5 of 48 are expected
+    assert len(made) == len(set(made)) and {view for _, view in made} == set(range(views))
+    assert len(made) > 44  # with two views in 13 epochs, 1 - 2^-13 of 48 are expected
     assert results[0][0] == results[1][0]
     for one, other in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_array_equal(one, other)
@@ -98,6 +98,23 @@ def test_too_little_memory_is_reported_and_training_goes_on_from_images(capsys, 
     assert train(state, data, 2, head(model)) == expected
     assert state.features.split is None and not state.features.are_possible
     assert capsys.readouterr().out.count("0 MB are available") == 1
+
+
+def test_where_memory_is_little_fewer_views_are_kept_which_stand_for_the_others(monkeypatch):
+    state, data = state_of(make_small_model(), images("flip_crop")), images("flip_crop")
+    train(state, data, 1, head(state.model))
+    view_mb = state.features.kept_mb / 8
+
+    class Fewer(ImageData):
+        def views(self, epoch):
+            return super().views(epoch) % 3
+
+    state = state_of(make_small_model(), data)
+    expected = train(state, images("flip_crop", kind=Fewer), 13, head(state.model), uses_features=False)
+    monkeypatch.setattr("elastic_trainer.datasets.images.free_memory_mb", lambda: 4 * 6.5 * view_mb)
+    state = state_of(make_small_model(), data)
+    assert train(state, data, 13, head(state.model)) == expected
+    assert state.features.kept_mb == pytest.approx(3 * view_mb), "the rest of the half is too little for a fourth"
 
 
 @pytest.mark.parametrize("uses_features", [True, False])
@@ -173,7 +190,7 @@ def test_no_features_of_the_test_examples_are_kept_without_memory_for_them(passe
 
 
 @pytest.mark.parametrize("spoils", [False, True])
-def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(spoils, computed, monkeypatch):
+def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(spoils, passes, monkeypatch):
     model, data = make_small_model(), images("none")
     data.max_rows = 4
     state = state_of(model, data)
@@ -181,9 +198,9 @@ def test_a_closed_form_head_starts_from_the_features_if_they_are_what_it_needs(s
     if spoils:  # as where the step keeps other tensors of the same shape
         read = FeatureCache.read
         monkeypatch.setattr(FeatureCache, "read", lambda self, order: [value + 1 for value in read(self, order)])
-    made = len(computed)
+    passes.clear()
     found = closed_form_head(state.task, data, kept=state.features)
-    assert len(computed) - made == 4, "the first block is compared"
+    assert sum(passes) == 4, "the first block is compared"
     expected = closed_form_head(state.task, data)
     assert found is not None and expected is not None
     for one, other in zip(found.head, expected.head, strict=True):

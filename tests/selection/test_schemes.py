@@ -7,6 +7,7 @@ import pytest
 from conftest import make_small_data, make_small_model, make_table
 from small_runs import elastic_run
 
+from elastic_trainer.datasets.augmentation import Augmentation
 from elastic_trainer.engine.features import FeatureCache
 from elastic_trainer.engine.optimizers import make_optimizer
 from elastic_trainer.engine.state import TrainState
@@ -154,12 +155,11 @@ def test_slowdown_and_correction_turn_a_plan_into_wall_time(monkeypatch):
 
 
 def test_misses_are_the_expected_share_of_images_shown_for_the_first_time():
-    rng = np.random.default_rng(0)
-    for augment, views in (("none", 1), ("flip", 2)):
-        data = make_small_data(augment=augment)
-        assert data.view_count == views and feature_misses(data, 6) == 1.0
+    for augment, count in (("none", 1), ("flip", 2), ("flip_crop", 8)):
+        data, views = make_small_data(augment=augment), Augmentation(augment, 0, 10_000)
+        assert data.view_count == count and feature_misses(data, 6) == 1.0
         for epochs in (3, 5, 20):
-            drawn = rng.integers(0, views, (10_000, epochs))
+            drawn = np.stack([views.views(epoch) for epoch in range(epochs)], axis=1)
             distinct = np.mean([len(set(row)) for row in drawn])
             assert feature_misses(data, 6 * epochs) == pytest.approx(distinct / epochs, rel=0.02)
     assert feature_misses(make_small_data(augment="flip_rotate"), 600) == 1.0
