@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 MAX_ROTATION = 0.2  # of a turn, either way
-# Of flip_crop: crops gain nothing in short runs (docs/log/head_first.md). The first one is shown after their sum.
-EPOCHS_BEFORE, EPOCHS_A_CROP = 6, 2
-LEAST_AREA = 0.25  # of a crop, of the image's
+FIRST_CROP, EPOCHS_A_CROP = 8, 2  # epochs: in short runs, crops gain nothing (docs/log/head_first.md)
+LEAST_AREA = 0.25  # of a crop, as a share of the image's
 WHOLE = np.array([0, 0, 1, 1], np.float32)  # of an image: top, left, bottom, right
 # Last word of a random seed. Not 0: that seed draws the order of an epoch's images.
 _CHOICE, _PARAMETERS = 1, 2
@@ -27,9 +26,9 @@ _VIEW_COUNTS = {"none": 1, "flip": 2, "flip_crop": 8, "flip_rotate": None}
 class Augmentation:
     """The views of `count` training images: `view_count` of each, or None if every epoch has a new one.
 
-    "none": an image as it is. "flip" (paper): view 1 is mirrored left-right. "flip_crop": after 8 epochs, a random
-    crop joins these two every 2 epochs; every second one is mirrored. "flip_rotate" (the paper's published scripts):
-    each view is mirrored or not, then rotated by up to ±0.2 of a turn, both at random.
+    "none": an image as it is. "flip" (paper): view 1 is mirrored left-right. "flip_crop": after 8 epochs, another
+    random crop joins these two every 2 epochs; every second one is mirrored. "flip_rotate" (the paper's published
+    scripts): each view is mirrored or not, then rotated by up to ±0.2 of a turn, both at random.
     """
 
     def __init__(self, kind: str, seed: int, count: int) -> None:
@@ -83,13 +82,13 @@ class Augmentation:
 
 def _views_in(epochs: np.ndarray, view_count: int) -> np.ndarray:
     """How many of an image's views each of `epochs` draws from, int of their shape."""
-    return np.minimum(view_count, 2 + np.maximum(epochs - EPOCHS_BEFORE, 0) // EPOCHS_A_CROP)
+    return np.clip(3 + (epochs - FIRST_CROP) // EPOCHS_A_CROP, min(view_count, 2), view_count)
 
 
-def views_seen(epochs: float, view_count: int) -> float:
-    """How many of an image's views so many epochs are expected to show."""
+def views_seen(first: int, epochs: float, view_count: int) -> float:
+    """How many of an image's views are expected to be shown in so many epochs, from epoch `first` on."""
     each = np.arange(math.ceil(epochs))
-    counts = _views_in(each, view_count)
+    counts = _views_in(first + each, view_count)
     missed = (1 - 1 / counts) ** np.minimum(epochs - each, 1)  # the chance that an epoch shows another one of its views
     return float(sum(1 - np.prod(missed[counts > view]) for view in range(view_count)))
 

@@ -187,20 +187,20 @@ class ShuffledData:
         count = min(block_rows(self.test_batch(rows[:1]).inputs), self.max_rows) if self.test_count else 1
         return _made_ahead(self.test_batch(rows[start : start + count]) for start in range(0, len(rows), count))
 
-    def distinct_views(self, steps: int) -> float:
-        """How many different views of different examples `steps` steps are expected to show.
+    def distinct_views(self, steps: int, before: int = 0) -> float:
+        """How many different views of different examples `steps` steps are expected to show, after `before` others.
 
         An epoch shows every example once, in a view drawn at random.
         """
         epochs = steps * self.batch_size / self.train_count
         if self.view_count is not None and epochs > 1:
-            epochs = views_seen(epochs, self.view_count)
+            epochs = views_seen(before // max(self.steps_per_epoch, 1), epochs, self.view_count)
         return self.train_count * epochs
 
     def kept_views(self, view_mb: float, room_mb: float) -> int:
-        """How many views of each example have their features kept, if one view of all takes `view_mb`.
+        """How many views of each example have their features kept, if one view of all examples takes `view_mb`.
 
-        The first two do in any case; further ones leave half of `room_mb`, as for features of the tests.
+        The first two always have. Further ones take at most half of `room_mb`; the rest is for features of tests.
         """
         return min(self.view_count or 1, max(int(room_mb / 2 // (view_mb or 1.0)), 2))
 

@@ -60,18 +60,18 @@ class FeatureCache:
             if self.data.view_count is None:
                 raise ValueError("--augment flip_rotate shows new views in every epoch")
             if are_wanted and not step.trains_all:
-                self._start(step, self.data, self.data.view_count, room_mb)
+                self._start(step, self.data, room_mb)
         except ValueError as why:
             self._is_disabled = True
             tqdm.write(f"feature cache disabled: {why}")
 
-    def _start(self, step: TrainStep, data: ShuffledData, views: int, room_mb: float) -> None:
+    def _start(self, step: TrainStep, data: ShuffledData, room_mb: float) -> None:
         """Make room for the features of all examples. Raises `ValueError` if that is not possible."""
         cut = find_cut(step)
         if cut is None:
             raise ValueError("no layer before the first one that trains, or that draws random numbers, is frozen")
-        self._views, split = views, SplitStep(step, cut)
-        some = self._inputs(np.arange(min(max(data.batch_size, 2), data.train_count)) * views)
+        split, rows = SplitStep(step, cut), np.arange(min(max(data.batch_size, 2), data.train_count))
+        some = data.training_inputs(Order(rows, np.zeros_like(rows)))
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
         values = _checked_features(split, some)
         view_mb = data.train_count * sum(one[0].nbytes for one in values) / 1e6

@@ -185,7 +185,7 @@ class Engine:
         if selection.rho is None:  # no budget says whether they pay
             end = self.schedule.total_steps
             end = next((step for step in range(now + 1, end) if step in self.scheme.due), end)
-            uses_features = training.features.are_possible and feature_misses(self.data, end - now) < 1
+            uses_features = training.features.are_possible and feature_misses(self.data, end - now, now) < 1
         self.scheme.adopt(selection, training, uses_features)
         if training.compiled != self._counted:
             self._counted = training.compiled

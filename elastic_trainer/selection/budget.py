@@ -195,12 +195,13 @@ class RhoBudget:
             setattr(self, name, record[name])
 
 
-def feature_misses(data: ShuffledData, steps: int, cached_steps: int = 0) -> float:
-    """`misses` (`timing.fit`) of this many steps, after `cached_steps` on the same features.
+def feature_misses(data: ShuffledData, steps: int, step: int = 0, cached_steps: int = 0) -> float:
+    """`misses` (`timing.fit`) of this many steps after `step` ones, the last `cached_steps` on the same features.
 
     1 where a cache would save less than `MIN_CACHE_SAVING` of the prefix.
     """
-    missing = data.distinct_views(cached_steps + steps) - data.distinct_views(cached_steps)
+    first = step - cached_steps
+    missing = data.distinct_views(cached_steps + steps, first) - data.distinct_views(cached_steps, first)
     misses = float(missing / (steps * data.batch_size))
     return misses if misses <= 1 - MIN_CACHE_SAVING else 1.0
 

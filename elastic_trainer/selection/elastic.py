@@ -114,7 +114,9 @@ class ElasticScheme(Scheme):
     def _misses(self, progress: Progress, cached_steps: int = 0) -> float:
         """`misses` of the steps up to the next selection by `interval`, after `cached_steps` on the same features."""
         end = self._ends[bisect_right(self._ends, progress.step)]
-        return feature_misses(self.data, end - progress.step, cached_steps) if progress.features_possible else 1.0
+        if not progress.features_possible:
+            return 1.0
+        return feature_misses(self.data, end - progress.step, progress.step, cached_steps)
 
     def _kept(self, best: np.ndarray, misses: float, progress: Progress) -> tuple[np.ndarray, StepPrediction]:
         """What trains now, if it is to stay, else the mask `best`; and what its steps take.

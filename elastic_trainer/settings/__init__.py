@@ -258,7 +258,7 @@ PRESETS: dict[str, Settings] = {
 }
 # Of the photos' preset: what Adam and PruneTrain do not have.
 TRAINING = (
-    *("learning_rate", "gradient_clipping", "warmup"),
+    *("augment", "learning_rate", "gradient_clipping", "warmup"),
     *("validation_share", "average_weights", "average_head", "has_fillers"),
 )
 ALL_FLAGS: dict[str, Flag] = flags_of(Settings)
