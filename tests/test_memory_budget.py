@@ -151,7 +151,7 @@ def test_the_upper_part_is_not_refused_for_the_memory_that_measuring_takes(netwo
     assert len(trainer.history.selections) == 2 and trainer.history.selection.slowdown == 1.0
 
 
-def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network, monkeypatch):
+def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network):
     model, data, table = network
 
     def rows(others=COMPARED_RHOS, **changed):
@@ -168,18 +168,23 @@ def test_the_plan_has_a_row_for_each_rho_and_marks_the_runs(network, monkeypatch
     assert rows(num_epochs=1)[0].startswith("plan: 1 epoch of 3 steps, ")
     from_features = rows(others=(), num_epochs=9, interval=9, feature_cache="float32")
     assert " 6 MB " in from_features[2], "of 48 examples, and 8 to test"
-    monkeypatch.setattr(data, "view_count", 8)
-
-    def megabytes(**changed):
-        line = rows(others=(), num_epochs=9, interval=9, feature_cache="float32", **changed)[2].replace(",", "")
-        return [float(one) for one in re.findall(r"(\d+) MB", line)]
-
-    features_mb, needed_mb = megabytes()
-    assert features_mb == pytest.approx(6 * (8 * 48 + 8) / (48 + 8), rel=0.1)
-    fewer_mb, limited_mb = megabytes(memory=needed_mb - 20)
-    assert 0 < fewer_mb < features_mb - 20 and limited_mb <= needed_mb - 20, "further views take half of what is left"
     head_mb, _ = limits(table, head_mask(model))
     assert all("not feasible" in line for line in rows(memory=head_mb)[2:])
+
+
+def test_the_plan_has_fewer_views_of_each_example_where_memory_is_little(network, start, monkeypatch):
+    model, data, table = network
+    settings = replace(SETTINGS, num_epochs=9, interval=9, feature_cache="float32")
+    monkeypatch.setattr(data, "view_count", 8)
+
+    def megabytes(limit_mb=None):
+        lines = run_plan(table, head_mask(model), data, settings, MemoryBudget(limit_mb), 0.55, ())
+        return [float(one) for one in re.findall(r"(\d+) MB", [*lines][2].replace(",", ""))]
+
+    features_mb, needed_mb = megabytes()
+    assert features_mb == pytest.approx(6 * (8 * 48 + 8) / (48 + 8), rel=0.1), "6 MB are those of one view"
+    fewer_mb, limited_mb = megabytes(needed_mb - 20)
+    assert 0 < fewer_mb < features_mb - 20 and limited_mb <= needed_mb - 20, "further views take half of what is left"
 
 
 def test_a_limit_makes_main_train_less_or_refuse(tmp_path):

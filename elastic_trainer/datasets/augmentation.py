@@ -39,8 +39,20 @@ class Augmentation:
         """The view, int64 [images], that each image shows in an epoch: drawn at random, or new if there is no limit."""
         if self.view_count is None:
             return np.full(self._count, epoch)
-        count = _views_in(np.array(epoch), self.view_count)
+        count = self._views_in(np.array(epoch))
         return np.random.default_rng([self._seed, epoch, _CHOICE]).integers(count, size=self._count)
+
+    def views_seen(self, first: int, epochs: float) -> float:
+        """How many of an image's views are expected to be shown in so many epochs, from epoch `first` on."""
+        each = np.arange(math.ceil(epochs))
+        counts = self._views_in(first + each)
+        missed = (1 - 1 / counts) ** np.minimum(epochs - each, 1)  # the chance that an epoch shows another of its views
+        return float(sum(1 - np.prod(missed[counts > view]) for view in range(counts.max())))
+
+    def _views_in(self, epochs: np.ndarray) -> np.ndarray:
+        """How many of an image's views each of `epochs` draws from, int of their shape; `view_count` is known."""
+        most = self.view_count or 1
+        return np.clip(3 + (epochs - FIRST_CROP) // EPOCHS_A_CROP, min(most, 2), most)
 
     def show(self, pixels: np.ndarray, rows: np.ndarray, views: np.ndarray) -> tf.Tensor:
         """Images float32 [batch, size, size, 3] in 0…255: the training images `rows`, each in its view.
@@ -78,19 +90,6 @@ class Augmentation:
         side = np.sqrt(rng.uniform(LEAST_AREA, 1, self._count))
         top, left = rng.uniform(0, 1 - side), rng.uniform(0, 1 - side)
         return np.stack([top, left, top + side, left + side], axis=1).astype(np.float32)
-
-
-def _views_in(epochs: np.ndarray, view_count: int) -> np.ndarray:
-    """How many of an image's views each of `epochs` draws from, int of their shape."""
-    return np.clip(3 + (epochs - FIRST_CROP) // EPOCHS_A_CROP, min(view_count, 2), view_count)
-
-
-def views_seen(first: int, epochs: float, view_count: int) -> float:
-    """How many of an image's views are expected to be shown in so many epochs, from epoch `first` on."""
-    each = np.arange(math.ceil(epochs))
-    counts = _views_in(first + each, view_count)
-    missed = (1 - 1 / counts) ** np.minimum(epochs - each, 1)  # the chance that an epoch shows another one of its views
-    return float(sum(1 - np.prod(missed[counts > view]) for view in range(view_count)))
 
 
 def rotated(images: tf.Tensor, turns: np.ndarray) -> tf.Tensor:

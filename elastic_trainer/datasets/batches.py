@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastic_trainer.datasets.augmentation import views_seen
 from elastic_trainer.system.errors import UserError
 
 Structure = Any  # of arrays or tensors [examples, …]
@@ -194,8 +193,12 @@ class ShuffledData:
         """
         epochs = steps * self.batch_size / self.train_count
         if self.view_count is not None and epochs > 1:
-            epochs = views_seen(before // max(self.steps_per_epoch, 1), epochs, self.view_count)
+            epochs = self.views_seen(before // max(self.steps_per_epoch, 1), epochs)
         return self.train_count * epochs
+
+    def views_seen(self, first: int, epochs: float) -> float:
+        """How many views of an example are expected to be shown in so many epochs, at least one, from `first` on."""
+        return 1.0
 
     def kept_views(self, view_mb: float, room_mb: float) -> int:
         """How many views of each example have their features kept, if one view of all examples takes `view_mb`.

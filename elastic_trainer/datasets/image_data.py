@@ -80,6 +80,9 @@ class ImageData(ShuffledData):
     def views(self, epoch: int) -> np.ndarray:
         return self._augmentation.views(epoch)
 
+    def views_seen(self, first: int, epochs: float) -> float:
+        return self._augmentation.views_seen(first, epochs)
+
     def training_inputs(self, order: Order) -> tf.Tensor:
         return self._augmentation.show(self.train_images[order.rows], *order)
 
