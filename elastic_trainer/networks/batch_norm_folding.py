@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ from elastic_trainer.networks.graphs import functional_graph, graph_nodes, is_gr
 
 _LAYERS = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
 # Multiply-adds of the forward pass up to which a product of matrices with its gradients is at least as fast as the
-# pointwise convolution: beyond, it was up to 1.2 times slower (docs/log/step_time.md).
+# pointwise convolution: beyond, it was up to 1.2 times slower, and without gradients 1.1 to 1.4 times
+# (docs/log/step_time.md).
 LARGEST_PRODUCT = 250e6
 
 # By layer and kind ("kernel" or "bias"): a variable outside the network, and what computes its value.
@@ -159,7 +161,7 @@ def folded_batch_norm(
         trained: `id`s of the variables that the traced function trains. What depends on none of them is computed now,
             once, and becomes a constant of the function. If left out, nothing does: any variable may change.
         frozen: `frozen_values` for `trained`, which take the place of those constants, and can be computed again.
-        with_products: compute small pointwise convolutions as products of matrices.
+        with_products: compute small pointwise convolutions as products of matrices, where gradients pass.
         rows: examples of most batches, if the traced function takes any number; else what is small is not known.
     """
 
@@ -172,11 +174,13 @@ def folded_batch_norm(
             return compute()
 
     calls: dict[Any, Any] = {}
+    below = _below(model, trained)
     pairs = [pair for pair in find_pairs(model) if trained is None or pair.is_worth_it(trained)]
     for pair in pairs:
         with tf.name_scope(pair.layer.path or pair.layer.name):
             kernel, bias = (value(pair, *part) for part in pair.parts)
-        calls[pair.layer] = _folded_call(pair, kernel, bias, with_products, rows)
+        has_gradient = any(id(variable) not in below for variable in pair.tensors)
+        calls[pair.layer] = _folded_call(pair, kernel, bias, with_products and has_gradient, rows)
         calls[pair.norm] = _identity
         if pair.padding is not None:
             calls[pair.padding] = _identity
@@ -187,6 +191,13 @@ def folded_batch_norm(
     finally:
         for layer in calls:
             object.__delattr__(layer, "call")
+
+
+def _below(model: keras.Model, trained: Collection[int] | None) -> set[int]:
+    """`id`s of the variables before the first one that trains, to which no gradient passes."""
+    variables = [*map(id, model.trainable_variables)]
+    below = takewhile(lambda one: trained is not None and one not in trained, variables)
+    return {*below}
 
 
 def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool, rows: int | None) -> Any:

@@ -14,6 +14,7 @@ from elastic_trainer.engine.step import TrainStep
 from elastic_trainer.engine.task import ImageClassification
 from elastic_trainer.networks.batch_norm import freeze_batch_norm
 from elastic_trainer.networks.batch_norm_folding import find_pairs, folded_batch_norm
+from elastic_trainer.networks.graphs import needed_operations
 
 layers = keras.layers
 SIZE = 16
@@ -224,6 +225,16 @@ def test_step_folds_unless_gamma_trains_without_its_kernel(trained, norms, kerne
     assert types.count("FusedBatchNormV3") == norms
     if kernel_is_constant is not None:
         assert ("Rsqrt" not in types) == (kernel_is_constant and trained == ())
+
+
+@pytest.mark.parametrize("trained, products", [((), 0), (("second",), 1), (("first",), 2), (("first", "second"), 2)])
+def test_small_convolutions_are_products_where_gradients_pass(trained, products):
+    model = network(lambda x: conv_then(kernel_size=1, name="second")(conv_then(kernel_size=1, name="first")(x)))
+    mask = np.array([variable.path.startswith((*trained, "dense")) for variable in model.trainable_variables])
+    step = TrainStep(ImageClassification(model), built_optimizer("sgd", model), 4, mask)
+    forward = needed_operations([step.loss])
+    types = [op.type for op in step.graph.get_operations() if op.name in forward]
+    assert (types.count("MatMul") - 1, types.count("Conv2D")) == (products, 2 - products)
 
 
 def test_frozen_pair_uses_the_weights_of_the_moment_of_selection():
