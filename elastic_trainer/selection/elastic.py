@@ -82,6 +82,8 @@ class ElasticScheme(Scheme):
         timing table (`profiling.profile`; section 5).
         """
         seconds = dict.fromkeys(("importance", "solve", "trace"), 0.0)
+        if self.settings.deterministic:
+            progress = progress._replace(selection_seconds=None)  # by a clock, which must not decide
         with _timed(seconds, "importance"):
             # Importance (section 4): I_k = -Σ g_i·Δw_i over the weights i of tensor k, of the update Δw that the
             # optimizer would make, and the gradient g after it.
