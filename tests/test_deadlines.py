@@ -21,6 +21,7 @@ from elastic_trainer.networks import tflite
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.deadline import LATEST, MARGIN, SHARE, Deadline
 from elastic_trainer.runs.history import Clocks, History
+from elastic_trainer.settings import Settings
 from elastic_trainer.system.errors import UserError
 
 # By this clock everything takes four times as long.
@@ -126,7 +127,7 @@ def test_a_run_with_a_deadline_and_rho_keeps_both_and_selects_once(tmp_path, wor
 
 def images(**values):
     """Examples that are counted alone."""
-    counts = {"train_count": 30, "test_count": 10, "tested_later": 0, "distinct_views": lambda steps: 60.0}
+    counts = {"train_count": 30, "test_count": 10, "tested_later": 0}
     return SimpleNamespace(**{**counts, "reading_seconds": 0.0, "export_seconds": 0.0, **values})
 
 
@@ -137,40 +138,50 @@ def history_after(seconds, **values):
     return history
 
 
+def deadline_of(history, data, averages=False, missing=1.0, tests_are_made=False) -> Deadline:
+    """After 100 seconds; `missing` is the share of features that are, of the training images."""
+    features, evaluation = SimpleNamespace(missing_share=missing), SimpleNamespace(has_features=tests_are_made)
+    training, settings = SimpleNamespace(features=features, evaluation=evaluation), Settings(average_head=averages)
+    engine: Any = SimpleNamespace(history=history, data=data, training=training, settings=settings)
+    return Deadline(100.0, engine)
+
+
 def test_steps_end_before_the_deadline_by_what_was_measured_last():
-    """The longest of the latest validations; averaging as the first model without the features that are kept, until
-    it was done; a test as long for each image as fitting that model, or as a validation."""
+    """The longest of the latest validations, and of the test images the features that are missing; averaging as the
+    first model, of the features those that are missing, until it was done; a test as long for each image as fitting
+    that model, or as a validation."""
     values: dict[str, Any] = {"validation_seconds": [9.0, 2.0, 1.0, 1.5], "first_model_seconds": 3.0}
+    values |= {"first_feature_seconds": 2.0, "test_feature_seconds": 4.0}
     assert len(values["validation_seconds"]) > LATEST
     tested = images(tested_later=20, reading_seconds=0.1, export_seconds=2.0)
-    for averages, data, fits, cached, after in (
-        (True, tested, True, 0.0, 2 + 3 + 20 * 0.1),
-        (True, tested, True, 2.0, 2 + 2 + 20 * 0.1),
-        (True, tested, True, 20.0, 2 + 1.5 + 20 * 0.1),
-        (True, tested, False, 0.0, 2 + 3 + 20 * 0.2),
-        (False, images(), True, 2.0, 2.0),
+    for averages, data, fits, missing, are_made, after in (
+        (True, tested, True, 1.0, False, 2 + 4 + 3 + 20 * 0.1),
+        (True, tested, True, 1.0, True, 2 + 3 + 20 * 0.1),
+        (True, tested, True, 0.25, True, 2 + 1.5 + 20 * 0.1),
+        (True, tested, False, 0.0, True, 2 + 1 + 20 * 0.6),
+        (False, images(), True, 0.0, True, 2.0),
     ):
         kept = data.export_seconds + 0.1 * data.tested_later
-        history = history_after(50.0, starts_with_head=fits, caching_ms=1e3 * cached, **values)
-        deadline = Deadline(100.0, history, data, averages)
+        history = history_after(50.0, starts_with_head=fits, **values)
+        deadline = deadline_of(history, data, averages, missing, are_made)
         assert deadline.end == pytest.approx(100 * (1 - SHARE) - kept - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
     averaged = history_after(50.0, **values, average_head_seconds=3.0)
-    assert Deadline(100.0, averaged, images(), True).end == pytest.approx(99 - MARGIN * 2)
+    assert deadline_of(averaged, images(), True, tests_are_made=True).end == pytest.approx(99 - MARGIN * 2)
 
 
 def test_as_many_images_test_as_there_is_time_for():
     data = images(tested_later=100, reading_seconds=0.1, export_seconds=10.0)
     for now, fitting in ((50.0, 100), (69.0, 100), (80.9, 45), (90.0, 0), (120.0, 0)):
         history = history_after(now, starts_with_head=True, first_model_seconds=3.0)
-        assert Deadline(100.0, history, data, False).fitting_tests() == fitting
+        assert deadline_of(history, data).fitting_tests() == fitting
 
 
 def test_the_share_of_the_time_counts_from_the_first_step():
-    assert Deadline(100.0, history_after(50.0), images(), False).share == 0
+    assert deadline_of(history_after(50.0), images()).share == 0
     for elapsed, share in ((20.0, 0.0), (59.5, 0.5), (99.0, 1.0), (120.0, 1.0)):
         history = history_after(elapsed, first_step_seconds=20.0)
-        assert Deadline(100.0, history, images(), False).share == pytest.approx(share, abs=1e-3)
+        assert deadline_of(history, images()).share == pytest.approx(share, abs=1e-3)
 
 
 def test_the_learning_rate_follows_the_larger_share_of_steps_and_of_time():

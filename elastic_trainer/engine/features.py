@@ -34,6 +34,7 @@ class FeatureCache:
         split: the step that starts from the features; None while none are kept.
         variables: those that it trains.
         megabytes, kept_mb: the most that they took so far, and those kept now, once all are made.
+        seconds: that computing features took in all.
     """
 
     def __init__(self, data: ShuffledData | None = None) -> None:
@@ -41,7 +42,7 @@ class FeatureCache:
         self._is_disabled = False  # which was reported
         self.split: SplitStep | None = None
         self.variables: Sequence[keras.Variable] = ()
-        self.megabytes = self.kept_mb = 0.0
+        self.megabytes = self.kept_mb = self.seconds = 0.0
 
     @property
     def are_possible(self) -> bool:
@@ -74,13 +75,14 @@ class FeatureCache:
         some = data.training_inputs(Order(rows, np.zeros_like(rows)))
         self._block = max(min(block_rows(some), data.max_rows), data.batch_size)
         values = _checked_features(split, some)
-        view_mb = data.train_count * sum(one[0].nbytes for one in values) / 1e6
+        self._examples = data.train_count
+        view_mb = self._examples * sum(one[0].nbytes for one in values) / 1e6
         room_mb = max(min(data.room_mb, room_mb), 0.0)
         self._views = data.kept_views(view_mb, room_mb)
-        count, megabytes = data.train_count * self._views, view_mb * self._views
+        count, megabytes = self._examples * self._views, view_mb * self._views
         if megabytes > room_mb:
             raise ValueError(f"features take {megabytes:.0f} MB of memory, and {room_mb:.0f} MB are available")
-        # Pages of memory come as they are written.
+        # View after view: memory pages come as they are written, and views that are never shown take none.
         self._values = [np.empty((count, *one.shape[1:]), one.dtype) for one in values]
         self._is_made, self.split, self.variables = np.zeros(count, bool), split, step.variables
         self.kept_mb, self.megabytes = megabytes, max(megabytes, self.megabytes)
@@ -99,7 +101,14 @@ class FeatureCache:
                 for values, made in zip(self._values, self.split.prefix(self._inputs(some)), strict=True):
                     values[some] = made.numpy()
                 self._is_made[some] = True
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        return seconds
+
+    @property
+    def missing_share(self) -> float:
+        """The share of the examples without features of their first view; 1 where none are kept."""
+        return 1.0 if self.split is None else 1.0 - float(self._is_made[: self._examples].mean())
 
     def read(self, order: Order) -> list[tf.Tensor]:
         """The features of examples that are prepared: [n, …] for each cut tensor."""
@@ -126,11 +135,11 @@ class FeatureCache:
         self.split, self.variables, self._values, self.kept_mb = None, (), list[np.ndarray](), 0.0
 
     def _numbers(self, order: Order) -> np.ndarray:
-        return order.rows * self._views + order.views % self._views
+        return order.rows + order.views % self._views * self._examples
 
     def _inputs(self, numbers: np.ndarray) -> Structure:
         assert self.data is not None
-        return self.data.training_inputs(Order(numbers // self._views, numbers % self._views))
+        return self.data.training_inputs(Order(numbers % self._examples, numbers // self._examples))
 
 
 def _checked_features(split: SplitStep, inputs: Structure) -> list[np.ndarray]:
@@ -149,7 +158,12 @@ class Evaluation:
 
     While the same tensors train, the frozen prefix returns the same for the same batches. So it runs in the first
     validation of a selection, and the later ones start from its features.
+
+    Attributes:
+        made_seconds: what computing features took in the last call.
     """
+
+    made_seconds = 0.0
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -174,6 +188,11 @@ class Evaluation:
         self._split = SplitStep(whole, cut)
         return float(megabytes)
 
+    @property
+    def has_features(self) -> bool:
+        """Whether the next call starts from features that are made."""
+        return bool(self._features)
+
     def drop_features(self) -> None:
         """Start from the examples themselves from now on."""
         self._split, self._features = None, []
@@ -184,6 +203,7 @@ class Evaluation:
         The batches are the same in each call; `between` is called before each.
         """
         task, totals, count, measures = self._task, dict[str, float](), 0, dict[str, tf.Tensor]()
+        self.made_seconds = 0.0
         task.reset()
         for number, batch in enumerate(batches):
             between()
@@ -198,11 +218,12 @@ class Evaluation:
         return means
 
     def _results(self, number: int, batch: Batch) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        function, inputs = self._split or self._traced(), batch.inputs
-        if self._split is not None:
-            if number == len(self._features):
-                self._features.append(self._split.prefix(inputs))
-            inputs = self._features[number]
+        function = self._split or self._traced()
+        if self._split is not None and number == len(self._features):
+            start = time.perf_counter()
+            self._features.append(self._split.prefix(batch.inputs))
+            self.made_seconds += time.perf_counter() - start
+        inputs = batch.inputs if self._split is None else self._features[number]
         return function.results(inputs, batch.targets, batch.weights)  # type: ignore[no-any-return]
 
     def _traced(self) -> BatchFunction:

@@ -2,13 +2,18 @@
 
 The learning rate follows that share, so it reaches 0 where the steps end, however many there are. They end before the
 deadline by what must follow them: averaging the head, a validation and the export, as long as each took when it was
-last measured. All of them run before the first step, where the first model is made (`runs.run_log`).
+last measured. All of them run before the first step, where the first model is made (`runs.run_log`). What computes
+features that are kept counts as often as they are missing.
 """
 
 from __future__ import annotations
 
-from elastic_trainer.datasets.batches import ShuffledData
+from typing import TYPE_CHECKING
+
 from elastic_trainer.runs.history import History
+
+if TYPE_CHECKING:
+    from elastic_trainer.runs.engine import Engine
 
 MARGIN = 1.5  # times what was measured last: a busy device takes longer the next time
 LATEST = 3  # validations
@@ -20,27 +25,34 @@ class Deadline:
 
     Args:
         seconds: after the start of the program.
-        history: of the run.
-        data: that it trains on.
-        averages: whether the head is averaged after the last step.
+        engine: what trains until then.
     """
 
-    def __init__(self, seconds: float, history: History, data: ShuffledData, averages: bool) -> None:
-        self.seconds, self._history, self._data, self._averages = seconds, history, data, averages
+    def __init__(self, seconds: float, engine: Engine) -> None:
+        self.seconds, self._engine, self._data = seconds, engine, engine.data
+
+    @property
+    def _history(self) -> History:
+        return self._engine.history
 
     @property
     def end(self) -> float:
         """When the steps must end, in seconds after the start of the program."""
         history, data = self._history, self._data
-        after = max(history.validation_seconds[-LATEST:], default=0.0)
-        if self._averages and history.average_head_seconds is None:
-            # A pass over the images that train, without what their features took, in one of the views seen so far.
-            views = max(data.distinct_views(history.step) / data.train_count, 1.0)
-            first, made = history.first_model_seconds, history.caching_ms / 1e3 / views
-            after += max(first - made, first / 2)
+        after = self.validation_seconds
+        if self._engine.settings.average_head and history.average_head_seconds is None:  # over all training images
+            made = 1.0 - self._engine.training.features.missing_share
+            after += history.first_model_seconds - made * history.first_feature_seconds
         after += data.tested_later * self._test_seconds
         kept = data.export_seconds + data.tested_later * data.reading_seconds
         return self.seconds * (1 - SHARE) - kept - MARGIN * after
+
+    @property
+    def validation_seconds(self) -> float:
+        """Of the next validation."""
+        seconds = max(self._history.validation_seconds[-LATEST:], default=0.0)
+        is_made = self._engine.training.evaluation.has_features
+        return seconds + (0.0 if is_made else self._history.test_feature_seconds)
 
     @property
     def _test_seconds(self) -> float:
@@ -48,7 +60,8 @@ class Deadline:
         history, data = self._history, self._data
         if history.starts_with_head:
             return history.first_model_seconds / data.train_count
-        return max(history.validation_seconds[-LATEST:], default=0.0) / max(data.test_count, 1)
+        whole = max(history.validation_seconds[-LATEST:], default=0.0) + history.test_feature_seconds
+        return whole / max(data.test_count, 1)
 
     def fitting_tests(self) -> int:
         """How many of the images that test after training there is time for now."""

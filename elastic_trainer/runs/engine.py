@@ -101,14 +101,9 @@ class Engine:
 
     def step(self, batch: Batch) -> StepResult:
         """Select if that is due, then train on one batch."""
-        history, number = self.history, self.history.step
-        self._notify("on_train_batch_begin", number)
-        if number in self.scheme.due:
-            with history.clocks.running("selection"):
-                self._select()
-        elif not self.training.is_adopted:
-            self._adopt(history.selection)
-            self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
+        history = self.history
+        self._notify("on_train_batch_begin", history.step)
+        self.prepare()
         is_full = len(batch) == self.data.full_batch  # the budget is not corrected by times of others
         result = self.training.train(batch)
         history.record_step(result if is_full else result._replace(step_ms=None), self._step_flops)
@@ -117,8 +112,19 @@ class Engine:
         if is_full and history.step in self.scheme.pass_steps:
             with history.clocks.running("selection"):
                 history.selection.slowdowns.append(self.scheme.slowdown(batch))
-        self._notify("on_train_batch_end", number, {"loss": result.loss, **result.measures})
+        self._notify("on_train_batch_end", history.step - 1, {"loss": result.loss, **result.measures})
         return result
+
+    def prepare(self) -> None:
+        """Select if that is due, and have the compiled step that trains the selection."""
+        history = self.history
+        is_selected = bool(history.selections) and history.selection.step == history.step
+        if history.step in self.scheme.due and not is_selected:
+            with history.clocks.running("selection"):
+                self._select()
+        elif not self.training.is_adopted:
+            self._adopt(history.selection)
+            self.training.check_memory(MEMORY_TOLERANCE * self.training.memory.limit_mb)
 
     def plan(self, steps_per_epoch: int, past_epochs: int = 0) -> None:
         """Change how long an epoch is, and how many came before the run, and so when it selects from now on."""

@@ -114,12 +114,15 @@ class History:
         step: steps done.
         epochs: rows of metrics.csv, one for each epoch that was completed.
         results: steps of the current epoch.
-        validation_seconds: of each validation, with the records and the saving that belong to it.
+        validation_seconds: of each validation, with the records and the saving that belong to it, but without making
+            features of the test examples.
+        test_feature_seconds: what making those took the last time.
         is_over: a listener ended the run, or the deadline leaves no time for another step.
         saved_score: `task.Score` of the best model that was saved; None if there is none.
         start: validation of the model that training started from; None if it was not tested.
         starts_with_head: that model had the closed-form head, with which training itself does not start.
         first_model_seconds: what fitting and saving that model took.
+        first_feature_seconds: the part of it for making features, which are kept.
         average_head_seconds: what averaging the head after the last step took; None before.
         first_step_seconds: when the first step of the schedule was done, after the start of the program; None before.
         caching_ms: computing the features that are kept, in all.
@@ -131,12 +134,14 @@ class History:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
     validation_seconds: list[float] = field(default_factory=list)
+    test_feature_seconds: float = 0.0
     clocks: Clocks = field(default_factory=Clocks)
     is_over: bool = False
     saved_score: float | None = None
     start: dict[str, float] | None = None
     starts_with_head: bool = False
     first_model_seconds: float = 0.0
+    first_feature_seconds: float = 0.0
     average_head_seconds: float | None = None
     first_step_seconds: float | None = None
     caching_ms: float = 0.0
@@ -158,6 +163,11 @@ class History:
             seconds["first_call"] = seconds.get("first_call", 0.0) + result.first_call_ms / 1e3
         if result.step_ms is not None:
             self.selection.step_ms.append(result.step_ms)
+
+    def record_validation(self, seconds: float, made_seconds: float) -> None:
+        """A validation took that long; `made_seconds` of it are for making features of the test examples."""
+        self.validation_seconds.append(seconds - made_seconds)
+        self.test_feature_seconds = made_seconds or self.test_feature_seconds
 
     def start_schedule(self) -> None:
         """Begin another schedule, if the run was finished."""

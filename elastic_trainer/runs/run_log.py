@@ -100,11 +100,16 @@ class RunLog(Listener):
         self._last_save = time.monotonic()
 
     def _save_start(self) -> None:
-        trainer, history, start = self.trainer, self.trainer.history, time.perf_counter()
-        saves = trainer.settings.save_model
-        found = None
+        trainer, history, training = self.trainer, self.trainer.history, self.trainer.training
+        saves, memory, found = trainer.settings.save_model, training.memory, None
+        if not memory.has_limit:
+            with history.clocks.running("training"):
+                trainer.prepare()  # so that the features which these passes compute are kept for training
+        start, features = time.perf_counter(), training.features
         if trainer.settings.starts_with_head and saves:
-            found = closed_form_head(trainer.task, trainer.data, trainer.training.memory.left_mb)
+            room_mb, before = memory.left_mb - features.kept_mb, features.seconds
+            found = closed_form_head(trainer.task, trainer.data, room_mb, kept=features)
+            history.first_feature_seconds = features.seconds - before
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):
             if found and found.accuracy > found.accuracy_before:
@@ -117,7 +122,7 @@ class RunLog(Listener):
                 self._save_model(trainer.task.score.of(history.start))
         saved = time.perf_counter()
         history.first_model_seconds = fitted - start + saved - validated
-        history.validation_seconds.append(saved - fitted)
+        history.record_validation(saved - fitted, training.evaluation.made_seconds)
 
     def on_tick(self) -> None:
         if time.monotonic() - self._last_save >= 60 * self.trainer.settings.checkpoint_minutes:

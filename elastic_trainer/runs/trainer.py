@@ -77,7 +77,7 @@ class Trainer(Engine):
         """
         history, settings = self.history, self.settings
         if settings.deadline is not None:
-            self.deadline = Deadline(settings.deadline, history, self.data, settings.average_head)
+            self.deadline = Deadline(settings.deadline, self)
         with frozen_gc():
             if not self._has_started:
                 self._begin()
@@ -164,7 +164,7 @@ class Trainer(Engine):
             self._adopt(history.selection)
         # A run whose time this validation uses up must average before it.
         validates = self._averages_later and self._is_validation_due(is_last=False)
-        later = max(history.validation_seconds, default=0.0) if validates else 0.0
+        later = self.deadline.validation_seconds if validates and self.deadline is not None else 0.0
         is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last:
             self.training.average_weights()
@@ -175,7 +175,8 @@ class Trainer(Engine):
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         self._notify("on_epoch_end", len(history.epochs) - 1, logs_of(history.epochs[-1]))
         if is_due:
-            history.validation_seconds.append(time.perf_counter() - start)  # with its records and what was saved
+            seconds = time.perf_counter() - start  # with its records and what was saved
+            history.record_validation(seconds, self.training.evaluation.made_seconds)
 
     @property
     def _averages_later(self) -> bool:

@@ -1,17 +1,24 @@
 """Cached features: each is computed once, and read as it was computed; validation from them."""
 
+from collections import Counter
+
 import keras
 import numpy as np
 import pytest
 from conftest import BATCH, CLASSES, SIZE, make_small_data, make_small_model
 from small_networks import built_optimizer, values
 
+import train as training
+from elastic_trainer.datasets.batches import Batch
 from elastic_trainer.datasets.image_data import ImageData
 from elastic_trainer.engine.closed_form_head import closed_form_head
 from elastic_trainer.engine.features import Evaluation, FeatureCache
 from elastic_trainer.engine.prefix import SplitStep
 from elastic_trainer.engine.state import TrainState
 from elastic_trainer.engine.task import ImageClassification
+from elastic_trainer.networks.tensors import tensor_names
+from elastic_trainer.runs.run_log import RunLog
+from elastic_trainer.settings import Settings
 
 layers = keras.layers
 
@@ -67,6 +74,36 @@ def test_training_from_features_is_training_from_images_and_computes_each_once(a
     assert results[0][0] == results[1][0]
     for one, other in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_pass_over_the_training_images_leaves_their_features_to_training(computed):
+    data = images()
+    expected = train(state_of(make_small_model(), data), data, 3, head(make_small_model()))
+    state = state_of(make_small_model(), data)
+    state.adopt(head(state.model), True)
+    assert state.features.missing_share == 1
+    closed_form_head(state.task, data, kept=state.features)
+    assert state.features.missing_share == 0
+    computed.clear()
+    assert train(state, data, 3, head(state.model)) == expected
+    assert {view for _, view in computed} == {1}, "of the photos themselves, no feature is missing"
+
+
+class InSmallBlocks(ImageData):
+    max_rows = property(lambda self: 8, lambda self, rows: None)
+
+
+def test_a_run_computes_each_feature_once_its_first_model_and_its_last_included(computed, tmp_path):
+    settings = Settings(
+        trained_layers=2, feature_cache="float32", starts_with_head=True, average_head=True, save_model=True
+    )
+    model, data = make_small_model(), images(kind=InSmallBlocks)
+    with RunLog(tmp_path, {}, tensor_names(model)) as log:
+        summary = training.train("last_layers_training", model, data, settings, log)
+    assert summary["starts_with_head"] and summary["average_head_seconds"] and summary["feature_seconds"]
+    later = [pair for pair in computed if pair[0] >= 8]  # the first block is compared
+    assert {*Counter(later).values()} == {1} and {view for _, view in later} == {0, 1}
+    assert later[:16] == [(row, 0) for row in range(8, 24)], "the first model's pass comes before the first step"
 
 
 def test_another_selection_gets_new_features_and_the_same_keeps_them():
@@ -174,8 +211,11 @@ def test_validation_from_features_is_validation_from_examples_and_computes_them_
             state.train(batch)
             passes.clear()
             results = state.evaluation(data.test())
+            assert (state.evaluation.made_seconds > 0) == bool(passes) and state.evaluation.has_features
             assert results == Evaluation(task)(data.test()), "from the examples themselves"
         assert not passes, "only the first validation of a selection computes features"
+    no_inputs = (Batch(lambda: 1 / 0, batch.targets) for batch in data.test())
+    assert state.evaluation(no_inputs) == results, "the later ones read no example"
     state.assign(state.values())
     assert state.evaluation(data.test()) == Evaluation(task)(data.test())
 

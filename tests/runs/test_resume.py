@@ -88,6 +88,32 @@ def test_a_run_whose_steps_start_from_features_is_resumed_as_if_unbroken(tmp_pat
             np.testing.assert_array_equal(one, other)
 
 
+class StopsInItsFirstValidation:
+    """The small data; a signal comes while the first model is validated."""
+
+    def __init__(self):
+        self._data = make_small_data()
+
+    def __getattr__(self, name):
+        return getattr(self._data, name)
+
+    def test(self):
+        raise Stopped(signal.SIGTERM, "now")
+
+
+def test_a_run_stopped_before_its_first_step_keeps_its_first_selection(tmp_path, capsys):
+    changes = {"elastic": True, "save_model": True, "interval": 2}
+    with pytest.raises(Stopped, match="stopped after step 0 of 18"):
+        run(tmp_path / "resumed", StopsInItsFirstValidation(), **changes)
+    weights, _ = run(tmp_path / "unbroken", make_small_data(), **changes)
+    resumed, _ = run(tmp_path / "resumed", make_small_data(), **changes)
+    for one, other in zip(weights, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)
+    steps = [{row["step"] for row in rows_of(tmp_path / name / "selections.csv")} for name in ("unbroken", "resumed")]
+    rows = [len(rows_of(tmp_path / name / "selections.csv")) for name in ("unbroken", "resumed")]
+    assert steps == [{"0", "12"}] * 2 and rows[0] == rows[1], "it selects once for each step"
+
+
 def check_events(expected, found):
     """Curves have no gap; what was written after a checkpoint is there twice."""
     assert set(expected) <= set(found)
