@@ -90,6 +90,8 @@ def test_the_export_is_tried_before_training_and_its_time_is_kept(tmp_path, word
     main.train_run(parse_training([*words, "--export", "tflite", "--deadline", "140"]))
     assert "there was no time for a training step" in capsys.readouterr().out
     assert (tmp_path / "mine" / "model.tflite").is_file()
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert summary["selection_seconds"] > 0, "it selects before its first model"
 
 
 def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, words, capsys):
@@ -97,6 +99,7 @@ def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, wo
     summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
     assert (summary["steps"], summary["epochs"], summary["starts_with_head"]) == (0, 0, True)
     assert summary["best_accuracy"] == summary["final_accuracy"] == summary["start_accuracy"]
+    assert summary["selection_seconds"] == 0, "late, the first model comes first"
     assert load_model(tmp_path / "mine" / "best.keras", "--weights").output_shape == (None, 3)
     assert "0.5s allowed" in capsys.readouterr().out
     main.train_run(parse_training(["--resume", str(tmp_path / "mine")]))

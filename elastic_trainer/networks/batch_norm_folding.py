@@ -195,9 +195,7 @@ def folded_batch_norm(
 
 def _below(model: keras.Model, trained: Collection[int] | None) -> set[int]:
     """`id`s of the variables before the first one that trains, to which no gradient passes."""
-    variables = [*map(id, model.trainable_variables)]
-    below = takewhile(lambda one: trained is not None and one not in trained, variables)
-    return {*below}
+    return {*takewhile(lambda one: trained is not None and one not in trained, map(id, model.variables))}
 
 
 def _folded_call(pair: Pair, kernel: tf.Tensor, bias: tf.Tensor, with_products: bool, rows: int | None) -> Any:

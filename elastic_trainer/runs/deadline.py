@@ -2,8 +2,8 @@
 
 The learning rate follows that share, so it reaches 0 where the steps end, however many there are. They end before the
 deadline by what must follow them: averaging the head, a validation and the export, as long as each took when it was
-last measured. All of them run before the first step, where the first model is made (`runs.run_log`). What computes
-features that are kept counts as often as they are missing.
+last measured. All of them run before the first step, where the first model is made (`runs.run_log`). Computing features
+counts only for those that are not kept yet.
 """
 
 from __future__ import annotations

@@ -102,9 +102,12 @@ class RunLog(Listener):
     def _save_start(self) -> None:
         trainer, history, training = self.trainer, self.trainer.history, self.trainer.training
         saves, memory, found = trainer.settings.save_model, training.memory, None
-        if not memory.has_limit:
+        # Selecting first, training keeps the features that are computed here. Late, or where memory has a limit, the
+        # model comes first.
+        is_late = trainer.deadline is not None and history.clocks.elapsed() > trainer.deadline.seconds / 2
+        if not memory.has_limit and not is_late:
             with history.clocks.running("training"):
-                trainer.prepare()  # so that the features which these passes compute are kept for training
+                trainer.prepare()
         start, features = time.perf_counter(), training.features
         if trainer.settings.starts_with_head and saves:
             room_mb, before = memory.left_mb - features.kept_mb, features.seconds
