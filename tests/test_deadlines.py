@@ -105,6 +105,14 @@ def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, wo
     main.train_run(parse_training(["--resume", str(tmp_path / "mine")]))
 
 
+def test_the_time_for_averaging_is_measured_where_no_model_is_saved_too(tmp_path, words):
+    words.remove("--save_model")
+    main.train_run(parse_training([*words, "--deadline", "8"]))
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    assert summary["first_model_seconds"] > 0.01
+    assert not summary["starts_with_head"] and not (tmp_path / "mine" / "best.keras").exists()
+
+
 @pytest.mark.parametrize("fitting", [4, 0])
 def test_fewer_images_test_after_training_where_time_is_short(fitting, tmp_path, words, capsys, monkeypatch):
     write_noise(tmp_path / "photos", seed=2, valid=2)  # so that test/ is read after training

@@ -123,6 +123,7 @@ def choose_network(
         fitting = [size for size in areas if areas[size] * pass_ms <= limit_ms and _parts_fit(steps, areas[size])]
         if fitting:
             break
+    keras.utils.clear_session()  # the network that trains has the names that it has in a profile
     size = fitting[0] if fitting else least
     print(
         f"--model_name is {option.model_name}, --input_size {size}: {variables_mb(model.variables):.0f} MB, "

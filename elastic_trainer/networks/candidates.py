@@ -48,20 +48,20 @@ def candidates(sizes: Sequence[int]) -> Iterator[Candidate]:
         yield small._replace(sizes=here or small.sizes)
 
 
-def _file(size: int) -> str:
-    """The file of MobileNetV2's weights that Keras takes for an input size."""
+def weights_file(size: int) -> str:
+    """The name of the file of MobileNetV2's weights that Keras takes for an input size."""
     known = size if size in (96, 128, 160, 192) else 224
     return f"mobilenet_v2_weights_tf_dim_ordering_tf_kernels_{SMALL_WIDTH}_{known}_no_top.h5"
 
 
 def _is_downloaded(size: int) -> bool:
     home = Path(os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser())
-    return (home / "models" / _file(size)).is_file()
+    return (home / "models" / weights_file(size)).is_file()
 
 
 def _can_be_downloaded(size: int) -> bool:
     try:
-        with urlopen(Request(f"{HOST}/{_file(size)}", method="HEAD"), timeout=ANSWER_SECONDS):
+        with urlopen(Request(f"{HOST}/{weights_file(size)}", method="HEAD"), timeout=ANSWER_SECONDS):
             return True
     except (OSError, ValueError):
         return False

@@ -109,13 +109,13 @@ class RunLog(Listener):
             with history.clocks.running("training"):
                 trainer.prepare()
         start, features = time.perf_counter(), training.features
-        if trainer.settings.starts_with_head and saves:
+        if trainer.settings.starts_with_head:  # what it takes is kept for averaging the head, too
             room_mb, before = memory.left_mb - features.kept_mb, features.seconds
             found = closed_form_head(trainer.task, trainer.data, room_mb, kept=features)
             history.first_feature_seconds = features.seconds - before
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):
-            if found and found.accuracy > found.accuracy_before:
+            if saves and found and found.accuracy > found.accuracy_before:
                 found.assign()
                 history.starts_with_head = True
             fitted = time.perf_counter()

@@ -2,9 +2,9 @@
 """What people would use instead, on the same photos: accuracy by wall time of everything.
 
 Ours is `main.py --deadline TIME`, each time without a timing table, as a first run has it: with the network that it
-takes when none is named, and with MobileNetV2. The others are the methods of others.py, each with both networks. Each
-run has one core, as many side by side as there are cores. A row a run is written to docs/results/; runs that have one
-are not repeated. PyTorch's need `pip install torch torchvision efficientnet-lite-pytorch`.
+takes when none is named and both are here, and with MobileNetV2. The others are the methods of others.py, each with
+both networks. Each run has one core, as many side by side as there are cores. A row a run is written to docs/results/;
+runs that have one are not repeated. PyTorch's need `pip install torch torchvision efficientnet-lite-pytorch`.
 
     python scripts/study/compare_others.py --data grocery --data_root DIR --weights_file FILE --seeds 3
 """
@@ -113,6 +113,15 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
     np.savez(path, inputs=images.transpose(0, 3, 1, 2), features=features, **arrays)  # type: ignore[arg-type]
 
 
+def put_into_keras_home(weights: Path, home: Path) -> None:
+    """MobileNetV2's weights where Keras looks for them, for every size: the same ones, as all methods have them."""
+    from elastic_trainer.networks.candidates import weights_file
+
+    (home / "models").mkdir(parents=True, exist_ok=True)
+    for size in (96, 128, 160, 192, 224):
+        shutil.copyfile(weights, home / "models" / weights_file(size))
+
+
 def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
     """Carry out a run on a core: its curve, "seconds:accuracy …". Raises `UserError` if it fails."""
     photos = split_folder(args.data_root, run.data, args.logdir / "data")
@@ -127,7 +136,7 @@ def carry_out(run: Compared, args: Namespace, arrays: Path, core: int) -> str:
         network += ["--network", run.network, "--weights", args.weights_file, "--arrays", arrays]
         words = [ROOT / "scripts/study/others.py", run.method, *shared, *network, "--seconds", run.seconds]
     command = ["taskset", "--cpu-list", core, sys.executable, *words]
-    one_thread = {**os.environ, **ONE_THREAD, "OMP_NUM_THREADS": "1"}
+    one_thread = {**os.environ, **ONE_THREAD, "OMP_NUM_THREADS": "1", "KERAS_HOME": str(args.logdir / "keras")}
     done = subprocess.run([*map(str, command)], check=False, env=one_thread, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"{run.name}: {done.stderr.strip()[-500:]}")
@@ -201,6 +210,7 @@ def main() -> None:
     arrays = args.logdir / f"torch_{args.data}.npz"
     arrays.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(arrays, args.weights_file, INPUT_SIZES[args.data])
+    put_into_keras_home(args.weights_file, args.logdir / "keras")
     split_folder(args.data_root, args.data, args.logdir / "data")
     cores: SimpleQueue[int] = SimpleQueue()
     for core in sorted(os.sched_getaffinity(0)):

@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 from urllib.error import URLError
 
+import keras
 import numpy as np
 import pytest
 from command_line import command
@@ -81,6 +82,21 @@ def test_the_best_network_is_chosen_that_there_is_time_for(
 ):
     pass_ms = {BEST: milliseconds, SMALL: 1.0}
     assert chosen([*photos, "--deadline", "9m"], seconds + 1e-6, monkeypatch, pass_ms) == network
+
+
+def test_the_chosen_network_has_the_names_of_its_timing_table(photos, downloaded, monkeypatch):
+    """Which profiler.py writes, in whose process no other network was made before."""
+
+    def build(settings):
+        return keras.Sequential([keras.Input((9, 9, 3)), keras.layers.Conv2D(2, 3), keras.layers.Flatten()])
+
+    monkeypatch.setattr(resolve, "forward_ms", lambda _: (1.0, 1.0))
+    keras.utils.clear_session()
+    names = [variable.path for variable in build(None).trainable_variables]
+    keras.utils.clear_session()
+    settings = replace(parse_training(photos), num_classes=3)
+    chosen = resolve.choose_network(settings, find(settings), build, inf)
+    assert [variable.path for variable in build(chosen).trainable_variables] == names
 
 
 def test_large_photos_are_seen_larger_than_imagenets(photos, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ import numpy as np
 from command_line import ROOT
 from PIL import Image
 
+from elastic_trainer.networks import candidates
+
 
 def test_what_others_reach_is_the_best_so_far_at_each_time(tmp_path):
     path = tmp_path / "others_x.csv"
@@ -56,6 +58,8 @@ def test_one_of_the_others_runs_on_the_photos_of_the_study(tmp_path):
     command = [sys.executable, ROOT / "scripts/study/compare_others.py", *words]
     for _ in range(2):
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    kept = tmp_path / "logs" / "keras" / "models"
+    assert {path.name for path in kept.iterdir()} >= {candidates.weights_file(size) for size in (128, 160, 224)}
     rows = [*csv.DictReader((tmp_path / "others_dogs.csv").open())]
     assert {row["network"] for row in rows} == {"mobilenetv2", "efficientnetlite0"} and len(rows) == 2
     for row in rows:
