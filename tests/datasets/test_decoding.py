@@ -46,15 +46,27 @@ def test_exif_orientation_is_applied_as_pillow_does(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     corners = Image.fromarray(np.arange(27, dtype=np.uint8).reshape(3, 3, 3) * 9)
-    content = encoded(corners, "PNG", exif=exif)
-    with Image.open(io.BytesIO(content)) as image:
-        np.testing.assert_array_equal(read_photo(content, 3), np.asarray(ImageOps.exif_transpose(image)))
+    unturned = encoded(Image.fromarray(read_photo(encoded(corners, "PNG"), 3)), "PNG", exif=exif)
+    with Image.open(io.BytesIO(unturned)) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(read_photo(encoded(corners, "PNG", exif=exif), 3), expected)
+
+
+@pytest.mark.parametrize(("width", "height"), [(160, 160), (320, 80)])
+def test_the_middle_seven_eighths_of_each_side_are_seen(width, height):
+    unseen, seen = (Image.new("RGB", (width, height), RED) for _ in range(2))
+    for image, border in ((unseen, 1 / 32), (seen, 3 / 32)):
+        left, top = round(width * border), round(height * border)
+        image.paste(BLUE, (left, top, width - left, height - top))
+    assert close(read_photo(encoded(unseen, "PNG"), 20), BLUE, 0)
+    pixels = read_photo(encoded(seen, "PNG"), 20)
+    assert close(pixels[1:-1, 1:-1], BLUE, 70) and all(edge[:, 0].min() > 100 for edge in (pixels[0], pixels[:, -1]))
 
 
 def test_a_large_jpeg_decodes_to_nearly_the_same_pixels():
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((1600, 1200))
-    expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BILINEAR))
+    expected = np.asarray(smooth.resize((32, 32), Image.Resampling.BILINEAR, box=(100, 75, 1500, 1125)))
     pixels = read_photo(encoded(smooth, "JPEG", quality=95), 32)
     assert np.abs(pixels.astype(int) - expected).mean() < 2
 
@@ -79,9 +91,9 @@ def test_alpha_is_blended_with_white_and_a_transparent_colour_becomes_white():
 
 
 def test_16_bit_grey_is_scaled_to_8_bits():
-    values = np.array([[0, 65535], [32896, 257]], np.uint16)
-    pixels = read_photo(encoded(Image.fromarray(values), "PNG"), 2)
-    assert pixels[..., 0].tolist() == [[0, 255], [128, 1]]
+    values = np.array([[0, 65535], [32896, 257]], np.uint16).repeat(8, axis=0).repeat(8, axis=1)
+    pixels = read_photo(encoded(Image.fromarray(values), "PNG"), 14)
+    assert pixels[::13, ::13, 0].tolist() == [[0, 255], [128, 1]]
 
 
 def test_a_run_has_the_pixels_of_the_public_call(tmp_path):
