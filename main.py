@@ -95,8 +95,9 @@ def train_run(settings: Settings, start: float | None = None) -> None:
             if settings.deadline is not None and settings.export is not None:  # a first conversion says what it takes
                 dataset.export_seconds = MARGIN * EXPORTERS[settings.export].conversion_seconds(model)
             test = cache(partial(_images_to_test, settings, dataset, log))
-            more = prepared.table, time.perf_counter() - start, prepared.memory
-            train.train(settings.train_type, model, dataset, settings, log, *more, test)
+            train.train(
+                settings.train_type, model, dataset, settings, log, prepared.table, start, prepared.memory, test
+            )
             clocks = log.trainer.history.clocks
         try:
             _export_best(settings, model, test() or dataset, folder, log.trainer)

@@ -41,7 +41,7 @@ def train(
     settings: Settings,
     run: RunLog,
     table: TimingTable | None = None,
-    elapsed: float = 0.0,
+    start: float | None = None,
     memory: MemoryBudget | None = None,
     test: Callable[[], ImageData | None] = lambda: None,
 ) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def train(
         data, settings, memory: see `Trainer`.
         run: of the run; it has started.
         table: timing table of the network, of an elastic scheme.
-        elapsed: seconds of a deadline that the program took before.
+        start: when the program started, by `time.perf_counter`; a deadline counts from there. Default: now.
         test: reads other images that test the best model once, after training, if there are any.
 
     Returns:
@@ -73,15 +73,17 @@ def train(
         bar = ProgressBar()
         trainer = Trainer(task, data, scheme, settings, [run.events, bar, signals, run], memory=memory)
         run.restore(trainer)
-        trainer.history.clocks.add(elapsed)
+        if start is not None:
+            trainer.history.clocks.count_from(start)
         trainer.history.clocks.meter = meter.joules
         try:
             results = trainer.run()
         except Stopped as stopped:
             run.save()
+            total = f" of {trainer.schedule.total_steps}" if trainer.deadline is None else ""
             raise Stopped(
                 stopped.number,
-                f"stopped after step {trainer.history.step} of {trainer.schedule.total_steps}; "
+                f"stopped after step {trainer.history.step}{total}; "
                 f"continue with: {shlex.join(['python', 'main.py', '--resume', str(run.folder)])}",
             ) from None
         finally:

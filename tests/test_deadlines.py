@@ -1,6 +1,7 @@
 """`main.py --deadline` ends by the clock, export included, also on a device that is four times slower than this one."""
 
 import json
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -21,8 +22,10 @@ from elastic_trainer.networks import tflite
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.deadline import LATEST, MARGIN, SHARE, Deadline
 from elastic_trainer.runs.history import Clocks, History
+from elastic_trainer.runs.stop_signals import StopSignals
+from elastic_trainer.runs.trainer import Trainer
 from elastic_trainer.settings import Settings
-from elastic_trainer.system.errors import UserError
+from elastic_trainer.system.errors import Stopped, UserError
 
 # By this clock everything takes four times as long.
 SLOW_DEVICE = """
@@ -105,6 +108,16 @@ def test_a_deadline_too_short_for_steps_leaves_the_closed_form_head(tmp_path, wo
     main.train_run(parse_training(["--resume", str(tmp_path / "mine")]))
 
 
+def test_a_signal_ends_the_pass_for_the_first_model(words, monkeypatch):
+    def check(self):
+        raise Stopped(signal.SIGTERM)
+
+    monkeypatch.setattr(StopSignals, "check", check)
+    monkeypatch.setattr(Trainer, "evaluate", None)  # which comes after that pass
+    with pytest.raises(Stopped, match="stopped after step 0; continue with"):
+        main.train_run(parse_training([*words, "--deadline", "30"]))
+
+
 def test_the_time_for_averaging_is_measured_where_no_model_is_saved_too(tmp_path, words):
     words.remove("--save_model")
     main.train_run(parse_training([*words, "--deadline", "8"]))
@@ -149,10 +162,11 @@ def history_after(seconds, **values):
     return history
 
 
-def deadline_of(history, data, averages=False, missing=1.0, tests_are_made=False) -> Deadline:
+def deadline_of(history, data, averages=False, missing=1.0, tests_are_made=False, has_limit=False) -> Deadline:
     """After 100 seconds; `missing` is the share of features that are, of the training images."""
     features, evaluation = SimpleNamespace(missing_share=missing), SimpleNamespace(has_features=tests_are_made)
     training, settings = SimpleNamespace(features=features, evaluation=evaluation), Settings(average_head=averages)
+    training.memory = SimpleNamespace(has_limit=has_limit)
     engine: Any = SimpleNamespace(history=history, data=data, training=training, settings=settings)
     return Deadline(100.0, engine)
 
@@ -177,6 +191,8 @@ def test_steps_end_before_the_deadline_by_what_was_measured_last():
         deadline = deadline_of(history, data, averages, missing, are_made)
         assert deadline.end == pytest.approx(100 * (1 - SHARE) - kept - MARGIN * after)
         assert not deadline.is_over() and deadline.is_over(later=deadline.end - 50)
+    limited = deadline_of(history_after(50.0, **values), images(), True, 0.0, True, has_limit=True)
+    assert limited.end == pytest.approx(99 - MARGIN * (2 + 4 + 3)), "averaging drops all features"
     averaged = history_after(50.0, **values, average_head_seconds=3.0)
     assert deadline_of(averaged, images(), True, tests_are_made=True).end == pytest.approx(99 - MARGIN * 2)
 

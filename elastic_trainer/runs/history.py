@@ -45,7 +45,8 @@ class Clocks:
     ) -> None:
         self._seconds = {"training": 0.0, "selection": 0.0, "validation": 0.0, **seconds}
         self._started: dict[str, float] = {}
-        self._start_time = time.perf_counter() - elapsed
+        self._made = time.perf_counter()
+        self._start_time = self._made - elapsed
         self.joules, self.spans, self.clock_shift = joules, [*spans], clock_shift
         self._offset = time.time() - time.perf_counter()  # of the time of day, which jumps where a board sets its clock
         self.meter: Callable[[], float | None] = lambda: None
@@ -91,9 +92,9 @@ class Clocks:
     def seconds(self, name: str) -> float:
         return self._seconds[name] + (time.perf_counter() - self._started[name] if name in self._started else 0.0)
 
-    def add(self, seconds: float) -> None:
-        """Count what the program took before as wall time of the run."""
-        self._start_time -= seconds
+    def count_from(self, start: float) -> None:
+        """Count what the program took before, from `start` on by `time.perf_counter`, as wall time of the run."""
+        self._start_time -= self._made - start
 
     def elapsed(self) -> float:
         """Wall seconds since the run started, without the time between an interruption and the continuation."""

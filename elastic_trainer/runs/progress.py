@@ -25,7 +25,7 @@ class ProgressBar(Listener):
         self._is_advised = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._bar = tqdm(total=1.0, initial=self._done(), bar_format=BAR, dynamic_ncols=True)
+        self._bar = tqdm(total=1.0, initial=self.trainer.share, bar_format=BAR, dynamic_ncols=True)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._describe()
@@ -38,7 +38,7 @@ class ProgressBar(Listener):
 
     def on_tick(self) -> None:
         self._results = self.trainer.history.results
-        if self._bar.update(max(self._done() - self._bar.n, 0.0)):  # redrawn at most ten times a second
+        if self._bar.update(max(self.trainer.share - self._bar.n, 0.0)):  # redrawn at most ten times a second
             self._bar.set_postfix_str(progress_text(self.trainer.history), refresh=False)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -64,12 +64,6 @@ class ProgressBar(Listener):
 
     def close(self) -> None:
         self._bar.close()
-
-    def _done(self) -> float:
-        """The share of the run, by steps or by its deadline."""
-        trainer = self.trainer
-        done: float = trainer.history.step / trainer.schedule.total_steps
-        return done if trainer.deadline is None else max(done, trainer.deadline.share)
 
     def _describe(self, doing: str = "") -> None:
         """Show the epoch, of how many if that is known, and what is done besides training."""

@@ -111,7 +111,7 @@ class RunLog(Listener):
         start, features = time.perf_counter(), training.features
         if trainer.settings.starts_with_head:  # what it takes is kept for averaging the head, too
             room_mb, before = memory.left_mb - features.kept_mb, features.seconds
-            found = closed_form_head(trainer.task, trainer.data, room_mb, kept=features)
+            found = closed_form_head(trainer.task, trainer.data, room_mb, trainer.may_stop, features)
             history.first_feature_seconds = features.seconds - before
         trained = [found.layer.kernel, found.layer.bias] if found else []
         with restored(trained):

@@ -96,7 +96,7 @@ class Trainer(Engine):
                             if self.deadline is not None:
                                 pass_time(self.training.optimizer, self.deadline.share)
                             self.step(batch)
-                            if settings.average_weights and history.step % EVERY == 0 and self._share >= 1 - LAST:
+                            if settings.average_weights and history.step % EVERY == 0 and self.share >= 1 - LAST:
                                 self.training.take_weights()
                             if time.monotonic() - self._last_tick >= TICK_SECONDS:
                                 self._tick()
@@ -122,7 +122,7 @@ class Trainer(Engine):
         return {**found, "memory_budget_mb": memory.limit_mb if memory.has_limit else None}
 
     @property
-    def _share(self) -> float:
+    def share(self) -> float:
         """The share of the schedule that has passed, in steps or, with a deadline, in time."""
         first, step = self.schedule.from_step, self.history.step
         steps = (step - first) / (self.schedule.total_steps - first)
@@ -170,7 +170,7 @@ class Trainer(Engine):
             self.training.average_weights()
             if self._averages_later:
                 with history.clocks.running("training"):
-                    history.average_head_seconds = self.training.average_head(self.data, self._may_stop)
+                    history.average_head_seconds = self.training.average_head(self.data, self.may_stop)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
         history.record_epoch(self.evaluate() if is_due else None, self.task.is_running)
         self._notify("on_epoch_end", len(history.epochs) - 1, logs_of(history.epochs[-1]))
@@ -193,10 +193,10 @@ class Trainer(Engine):
         """The loss and the measures of the task over the test examples."""
         with self.history.clocks.running("validation"):
             self._notify("on_test_begin")
-            results = self.training.evaluation(self.data.test(), self._may_stop)
+            results = self.training.evaluation(self.data.test(), self.may_stop)
             self._notify("on_test_end", results)
         return results
 
-    def _may_stop(self) -> None:
-        """Called between batches that do not train."""
+    def may_stop(self) -> None:
+        """Called between batches that do not train, where a signal may end the run."""
         self._notify("on_test_batch_begin", 0)

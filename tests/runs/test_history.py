@@ -1,6 +1,7 @@
 """The history of a run adds up FLOPs, peak memory, energy and the time of full training."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -86,3 +87,11 @@ def test_a_clock_that_is_set_back_while_training_leaves_the_stretch_as_long_as_i
     [(start, end)] = clocks.spans
     assert start == pytest.approx(1e9, abs=0.1) and end - start == pytest.approx(clocks.seconds("training"), abs=1e-6)
     assert Clocks(**clocks.to_record()).clock_shift == pytest.approx(-7200, abs=0.1)
+
+
+def test_the_time_of_a_run_counts_from_the_start_of_its_program():
+    start = time.perf_counter()
+    clocks = Clocks(elapsed=5.0)
+    time.sleep(0.1)
+    clocks.count_from(start - 10.0)
+    assert clocks.elapsed() - (time.perf_counter() - start) == pytest.approx(15.0, abs=0.05), "nothing is left out"

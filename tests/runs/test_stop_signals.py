@@ -97,7 +97,9 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", StopSignals.NUMBERS)
-def test_each_signal_that_ends_a_program_requests_a_stop(number):
+def test_each_signal_that_ends_a_program_requests_a_stop(number, request):
+    given = signal.signal(number, signal.SIG_DFL)  # under nohup, these tests ignore SIGHUP
+    request.addfinalizer(lambda: signal.signal(number, given))
     before = handlers()
     with StopSignals() as stop:
         stop.check()
