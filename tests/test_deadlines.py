@@ -21,6 +21,7 @@ from elastic_trainer.engine.optimizers import WarmupCosine, make_optimizer, pass
 from elastic_trainer.networks import tflite
 from elastic_trainer.networks.saved_model import load_model
 from elastic_trainer.runs.deadline import LATEST, MARGIN, SHARE, Deadline
+from elastic_trainer.runs.engine import Engine
 from elastic_trainer.runs.history import Clocks, History
 from elastic_trainer.runs.stop_signals import StopSignals
 from elastic_trainer.runs.trainer import Trainer
@@ -162,12 +163,18 @@ def history_after(seconds, **values):
     return history
 
 
+class SmallEngine(SimpleNamespace):
+    """What a deadline asks of an engine."""
+
+    averages_later = Engine.averages_later
+
+
 def deadline_of(history, data, averages=False, missing=1.0, tests_are_made=False, has_limit=False) -> Deadline:
     """After 100 seconds; `missing` is the share of features that are, of the training images."""
     features, evaluation = SimpleNamespace(missing_share=missing), SimpleNamespace(has_features=tests_are_made)
     training, settings = SimpleNamespace(features=features, evaluation=evaluation), Settings(average_head=averages)
     training.memory = SimpleNamespace(has_limit=has_limit)
-    engine: Any = SimpleNamespace(history=history, data=data, training=training, settings=settings)
+    engine: Any = SmallEngine(history=history, data=data, training=training, settings=settings)
     return Deadline(100.0, engine)
 
 

@@ -40,8 +40,8 @@ class Deadline:
         """When the steps must end, in seconds after the start of the program."""
         history, data, training = self._history, self._data, self._engine.training
         after = self.validation_seconds
-        if self._averages:  # over all training images
-            made = 0.0 if training.memory.has_limit else 1.0 - training.features.missing_share
+        if self._engine.averages_later:  # over all training images
+            made = 0.0 if self._drops_features else 1.0 - training.features.missing_share
             after += history.first_model_seconds - made * history.first_feature_seconds
         after += data.tested_later * self._test_seconds
         kept = data.export_seconds + data.tested_later * data.reading_seconds
@@ -51,13 +51,13 @@ class Deadline:
     def validation_seconds(self) -> float:
         """Of the last validation."""
         seconds, training = max(self._history.validation_seconds[-LATEST:], default=0.0), self._engine.training
-        is_made = training.evaluation.has_features and not (self._averages and training.memory.has_limit)
+        is_made = training.evaluation.has_features and not self._drops_features
         return seconds + (0.0 if is_made else self._history.test_feature_seconds)
 
     @property
-    def _averages(self) -> bool:
-        """Whether the head is still to be averaged, which drops all features where memory has a limit."""
-        return self._engine.settings.average_head and self._history.average_head_seconds is None
+    def _drops_features(self) -> bool:
+        """Whether averaging the head will: where memory has a limit, all of them (`TrainState.average_head`)."""
+        return self._engine.averages_later and self._engine.training.memory.has_limit
 
     @property
     def _test_seconds(self) -> float:

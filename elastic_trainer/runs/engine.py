@@ -99,6 +99,11 @@ class Engine:
         """What is trained; PruneTrain replaces its network."""
         return self.training.task
 
+    @property
+    def averages_later(self) -> bool:
+        """Whether the head is still to be averaged; an interrupted run may have done it."""
+        return self.settings.average_head and self.history.average_head_seconds is None
+
     def step(self, batch: Batch) -> StepResult:
         """Select if that is due, then train on one batch."""
         history = self.history

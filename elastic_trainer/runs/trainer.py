@@ -163,12 +163,12 @@ class Trainer(Engine):
         if not self.training.is_adopted:  # resumed when only this was left
             self._adopt(history.selection)
         # A run whose time this validation uses up must average before it.
-        validates = self._averages_later and self._is_validation_due(is_last=False)
+        validates = self.averages_later and self._is_validation_due(is_last=False)
         later = self.deadline.validation_seconds if validates and self.deadline is not None else 0.0
         is_last = history.step >= self.schedule.total_steps or self._is_over(later)
         if is_last:
             self.training.average_weights()
-            if self._averages_later:
+            if self.averages_later:
                 with history.clocks.running("training"):
                     history.average_head_seconds = self.training.average_head(self.data, self.may_stop)
         start, is_due = time.perf_counter(), self._is_validation_due(is_last)
@@ -177,11 +177,6 @@ class Trainer(Engine):
         if is_due:
             seconds = time.perf_counter() - start  # with its records and what was saved
             history.record_validation(seconds, self.training.evaluation.made_seconds)
-
-    @property
-    def _averages_later(self) -> bool:
-        """Whether the head is still to be averaged; an interrupted run may have done it."""
-        return self.settings.average_head and self.history.average_head_seconds is None
 
     def _is_validation_due(self, is_last: bool) -> bool:
         """Whether this validation, and the last one, stay within their share of training time; the last always is."""

@@ -115,10 +115,10 @@ def write_arrays(path: Path, weights: Path, size: int) -> None:
 
 def put_into_keras_home(weights: Path, home: Path) -> None:
     """MobileNetV2's weights where Keras looks for them, for every size: the same ones, as all methods have them."""
-    from elastic_trainer.networks.candidates import weights_file
+    from elastic_trainer.networks.candidates import SIZES, weights_file
 
     (home / "models").mkdir(parents=True, exist_ok=True)
-    for size in (96, 128, 160, 192, 224):
+    for size in SIZES:
         shutil.copyfile(weights, home / "models" / weights_file(size))
 
 
